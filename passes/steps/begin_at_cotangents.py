@@ -45,7 +45,7 @@ Source: padded sequences, whose loss is computed after the scan, as in `flax.nnx
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import ClassVar
 
@@ -76,8 +76,15 @@ class ZeroCotangents(Match):
     @property
     def skip(self) -> Skip:
         """The steps of such rows, as if the first of the rows said which they are."""
-        scan, row = self.found.scan, self.found.streams[0].param
-        return Skip(scan, row, True, "upfront", (), self.found.counters, self.found.values)
+        return Skip(
+            scan=self.found.scan,
+            predicate=self.found.streams[0].param,
+            taken_when=True,
+            kind="upfront",
+            slice=(),
+            counters=self.found.counters,
+            skipped=self.found.values,
+        )
 
 
 @dataclass(frozen=True)
@@ -124,8 +131,7 @@ class BeginAtCotangents(Pass):
         rows = [stream.param for stream in found.streams]
         is_taken = rw.insert(_any_is_not_zero, *rows, before=first)
         ops = backward_slice([is_taken], lambda v: v.region is not found.scan.body)
-        args = found.scan, is_taken, True, "upfront", tuple(ops), found.counters, found.values
-        skip = Skip(*args)  # type: ignore[arg-type]
+        skip = replace(match.skip, predicate=is_taken, slice=tuple(ops))
         worth = cost_model().is_worth_a_question
         feeding = [each for each in feeders(skip) if worth(each.body)]
         at_once = all(_is_tested_at_once(found.scan, stream) for stream in found.streams)

@@ -18,6 +18,7 @@ from jaxpr_opt.analysis.steps.masked_rows import facts_of
 from jaxpr_opt.analysis.steps.predicates import (
     candidates_of,
     counted,
+    is_kind,
     is_of_numbers,
     kind_of,
     slice_of,
@@ -57,13 +58,14 @@ def _goings(scan: Scan) -> Iterator[Skip]:
     for predicate in step.until_worn(candidates):
         kind = kind_of(scan, predicate)
         # Condition 11 of exit-loop-early.
-        is_told = kind == "carried" or (kind == "upfront" and not scan.reverse)
-        if not is_told or is_of_numbers(predicate):
+        if not is_kind(kind) or kind == "mixed" or (kind == "upfront" and scan.reverse):
+            continue
+        if is_of_numbers(predicate):
             continue
         tested = scan.length * predicate.size
         if kind == "upfront" and not cost_model().is_worth_loops(1, seconds, tested):
             continue
-        ops = slice_of(scan, predicate)
+        ops = tuple(slice_of(scan, predicate))
         asked = {v for op in ops for v in inputs(op)} | {predicate}
         for taken_when in (True, False):
             skipped = step.under(facts_of(scan, predicate, not taken_when))
@@ -71,8 +73,16 @@ def _goings(scan: Scan) -> Iterator[Skip]:
             # Condition 11 of exit-loop-early.
             if any(c.param in asked for c in left):
                 continue
-            args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
-            skip = Skip(*args, going=left)  # type: ignore[arg-type]
+            skip = Skip(
+                scan=scan,
+                predicate=predicate,
+                taken_when=taken_when,
+                kind=kind,
+                slice=ops,
+                counters=counters,
+                skipped=skipped,
+                going=left,
+            )
             step.count_walked(len(step.ops))  # of each it is asked now whether it goes on
             does = going_on(skip).ops
             if settles(skip) or cost_model().is_little_of_a_step(does, scan.body):

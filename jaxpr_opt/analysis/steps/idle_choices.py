@@ -14,7 +14,7 @@ from itertools import islice
 
 from jaxpr_opt.analysis.steps.assume import Assumed, may_keep, same_number
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
-from jaxpr_opt.analysis.steps.predicates import counted, is_of_numbers, kind_of, slice_of
+from jaxpr_opt.analysis.steps.predicates import counted, is_kind, is_of_numbers, kind_of, slice_of
 from jaxpr_opt.analysis.steps.skips import Skip, blanks, find_skip
 from jaxpr_opt.analysis.steps.splats import RULES, Splat
 from jaxpr_opt.analysis.values.constants import uniform
@@ -62,8 +62,18 @@ def find_idle(scan: Scan) -> Idle | None:
     last = max(facts, key=lambda v: -1 if v.op is None else scan.body.order(v.op))
     kind = kind_of(scan, *facts)
     ops = {op: None for value in facts for op in slice_of(scan, value)}
-    skipped = search.step.under(facts)
-    return Idle(facts, Skip(scan, last, True, kind, tuple(ops), counters, skipped))  # type: ignore[arg-type]
+    if not is_kind(kind):  # though that of each of them is
+        return None
+    skip = Skip(
+        scan=scan,
+        predicate=last,
+        taken_when=True,
+        kind=kind,
+        slice=tuple(ops),
+        counters=counters,
+        skipped=search.step.under(facts),
+    )
+    return Idle(facts, skip)
 
 
 class _Search:

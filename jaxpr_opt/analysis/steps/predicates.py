@@ -15,6 +15,7 @@ A mask of numbers alone, those of its elements and of steps, chooses among eleme
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, TypeGuard, get_args
 
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
@@ -122,6 +123,15 @@ def is_of_numbers(predicate: Value) -> bool:
     sources = [v for op in ops for v in inputs(op) if v not in made and not isinstance(v, Constant)]
     known = [affine(v) for v in sources]
     return all(known) and any(any(each.strides) for each in known if each is not None)
+
+
+Kind = Literal["carried", "upfront", "mixed"]
+"""When a predicate is known."""
+
+
+def is_kind(found: str) -> TypeGuard[Kind]:
+    """Whether that is an answer of `kind_of`, and not why a predicate is none."""
+    return found in get_args(Kind)
 
 
 def kind_of(scan: Scan, *predicate: Value) -> str:

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Literal
 
 import numpy as np
 
@@ -31,8 +30,10 @@ from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.masked_rows import facts_of
 from jaxpr_opt.analysis.steps.predicates import (
     Counters,
+    Kind,
     candidates_of,
     counted,
+    is_kind,
     is_of_numbers,
     kind_of,
     predicate_root,
@@ -74,7 +75,7 @@ class Skip:
     """The value of `predicate` in a step that is taken: True, or False for `cond(done,
     identity, step)`.
     """
-    kind: Literal["carried", "upfront", "mixed"]
+    kind: Kind
     slice: tuple[Op, ...]
     """The ops of the body that compute the predicate from the body's parameters and outer
     values.
@@ -167,9 +168,17 @@ def _skips(scan: Scan) -> Iterator[Skip | str]:
                 yield "its predicate chooses elements by their numbers, not steps"
                 break
             kind = kind_of(scan, predicate)
-            if kind in ("carried", "upfront", "mixed"):
-                ops = tuple(slice_of(scan, predicate))
-                yield Skip(scan, predicate, taken_when, kind, ops, counters, skipped, blank)  # type: ignore[arg-type]
+            if is_kind(kind):
+                yield Skip(
+                    scan=scan,
+                    predicate=predicate,
+                    taken_when=taken_when,
+                    kind=kind,
+                    slice=tuple(slice_of(scan, predicate)),
+                    counters=counters,
+                    skipped=skipped,
+                    blanks=blank,
+                )
             else:
                 yield kind
             break
@@ -218,17 +227,25 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
                 continue
             kind = kind_of(scan, predicate)
             # Condition 8 of exit-loop-early.
-            if kind != "upfront" and (kind != "carried" or scan.reverse):
+            if not is_kind(kind) or kind == "mixed" or (kind == "carried" and scan.reverse):
                 continue
-            ops = slice_of(scan, predicate)
+            ops = tuple(slice_of(scan, predicate))
             rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
             lost = tuple(c for c in rest if not skipped.keeps(c))
             asked = {v for op in ops for v in inputs(op)} | {predicate}
             # Condition 8 of exit-loop-early.
             if not any(c.param in asked for c in lost) and not is_of_numbers(predicate):
-                args = scan, predicate, taken_when, kind, tuple(ops), counters, skipped
-                products = (*end.step.products, *skipped.products)
-                yield Skip(*args, dropped=lost, products=products)  # type: ignore[arg-type]
+                yield Skip(
+                    scan=scan,
+                    predicate=predicate,
+                    taken_when=taken_when,
+                    kind=kind,
+                    slice=ops,
+                    counters=counters,
+                    skipped=skipped,
+                    dropped=lost,
+                    products=(*end.step.products, *skipped.products),
+                )
                 break
 
 
@@ -300,7 +317,15 @@ def all_taken(scan: Scan, rows: Mapping[Value, Splat] | None = None) -> Skip:
     have such `rows`.
     """
     values, counters = as_begun(scan, rows or {})
-    return Skip(scan, _always(), True, "upfront", (), counters, values)
+    return Skip(
+        scan=scan,
+        predicate=_always(),
+        taken_when=True,
+        kind="upfront",
+        slice=(),
+        counters=counters,
+        skipped=values,
+    )
 
 
 @cache
