@@ -44,14 +44,12 @@ def add_privately(chain: Chain, total: Value, before: Op, rw: Rewriter) -> Value
 
 
 def is_less_elsewhere(chain: Chain, size: int, touched: int) -> bool:
-    """Whether summing so many windows in another place is no slower than adding dense arrays.
-
-    A step through slots is short.  From a second array each window is read, added to the first,
-    written, and cleared.
+    """Whether summing so many windows in another place is no slower than adding dense arrays: a
+    step through slots is short.
     """
     prices = cost_model()
     if slots(chain) is not None:
         seconds = prices.loop_seconds(touched, 0)
     else:
-        seconds = prices.loop_seconds(4 * touched, size)
+        seconds = prices.added_apart(touched, size)
     return prices.is_sparse(chain.nbytes, size) and seconds <= prices.moved(size)

@@ -113,6 +113,17 @@ class CostModel(Prices):
         """Whether moving so many bytes takes clearly longer than starting so many ops."""
         return self.moved(nbytes) >= self.doubtful(self.started(ops))
 
+    def outlasts_rows(self, nbytes: float, pieces: int) -> bool:
+        """Whether moving so many bytes takes clearly longer than starting the ops that read, sum
+        and write rows of so many pieces instead.
+        """
+        return self.moved(nbytes) >= self.doubtful(self.started_for_rows(pieces))
+
+    def outlasts_states(self, nbytes: float, arrays: int, pieces: int) -> bool:
+        """The same of rows of so many arrays of an optimizer's state."""
+        started = self.started_for_states(arrays, pieces)
+        return self.moved(nbytes) >= self.doubtful(started)
+
     def is_less_moved(self, ops: int, nbytes: int, than_ops: int, than_nbytes: int) -> bool:
         """Whether so many ops that move so many bytes take less time than others."""
         more = self.moved(nbytes) + self.started(ops)

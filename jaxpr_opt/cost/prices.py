@@ -120,6 +120,16 @@ class Prices(Lowering):
         """Seconds to start so many ops, in a loop of which each is called by itself."""
         return self.device.kernel * ops
 
+    def started_for_rows(self, pieces: int) -> float:
+        """Seconds to start the ops that read, sum and write rows of so many pieces: five each."""
+        return self.started(5 * pieces)
+
+    def started_for_states(self, arrays: int, pieces: int) -> float:
+        """Seconds to start the ops that read, sum, test and write rows of an optimizer's state:
+        four for each array and each piece, and for a loop.
+        """
+        return self.started(4 * (arrays + pieces + 1))
+
     def repeated_apart(self, op: Op, *, one_by_one: bool = False) -> float:
         """Seconds to compute an op once more in a loop of its own, which writes what it makes; a
         function of each number in that of what reads it, where the device fuses these, or a loop
@@ -189,6 +199,16 @@ class Prices(Lowering):
             made -= sum(map(bytes_handed_on, ops))
         starts = kernels(ops) * self.device.kernel if made > self.device.fused_bytes else 0.0
         return self.moved(made) + starts
+
+    def added_up(self, nbytes: float) -> float:
+        """Seconds to read a value of so many bytes, and to read and write the sum of such."""
+        return self.moved(1.5 * nbytes)
+
+    def added_apart(self, windows: int, nbytes: int) -> float:
+        """Seconds to read so many windows of a second array, and to add each to an array of so many
+        bytes, write it and clear it.
+        """
+        return self.loop_seconds(4 * windows, nbytes)
 
     def loop_seconds(self, steps: int, nbytes: int) -> float:
         """Seconds of so many steps that do next to nothing, over arrays of so many bytes."""

@@ -104,7 +104,8 @@ class UpdateRows(Pass):
         nbytes = cost_model().more_than_a_copy(array.nbytes) if is_once else array.nbytes
         if not is_less([[piece] for piece in found.pieces], nbytes):
             return f"the rows together are as large as {array.label}"
-        if (is_once or is_quick_if_small()) and not _is_large(found, nbytes):
+        is_large = cost_model().outlasts_rows(nbytes, len(found.pieces))
+        if (is_once or is_quick_if_small()) and not is_large:
             return "all elements are added as fast as the ops for rows are started"
         return None
 
@@ -118,10 +119,3 @@ class UpdateRows(Pass):
         rw.replace(found.last.result, descent_rows.updated(found, write, rw))  # (2)
         for op in (*reversed(found.choices), found.op):
             rw.erase(op)
-
-
-def _is_large(found: Descent, nbytes: int) -> bool:
-    """Whether moving so many bytes takes longer than starting the ops that read, sum and write
-    rows: five for each piece.
-    """
-    return cost_model().outlasts(nbytes, 5 * len(found.pieces))

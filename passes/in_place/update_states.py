@@ -156,12 +156,9 @@ def _copied(found: States, arrays: Sequence[Value]) -> int:
 
 
 def _is_large(found: States) -> bool:
-    """Whether moving the arrays takes longer than starting the ops that read, sum, test and write
-    rows: four for each array and each piece, and a loop.
-    """
-    read, prices = [*(each.param for each in found.arrays), *found.outer], cost_model()
-    started = prices.started(4 * (len(read) + len(found.pieces) + 1))
-    return prices.moved(_copied(found, read)) >= prices.doubtful(started)
+    """Whether moving the arrays takes longer than starting the ops for rows of them."""
+    read = [*(each.param for each in found.arrays), *found.outer]
+    return cost_model().outlasts_states(_copied(found, read), len(read), len(found.pieces))
 
 
 def _flag(found: States, rw: Rewriter) -> Value:

@@ -94,7 +94,7 @@ class ForwardRepeatedRows(Pass):
             return f"{piece.result.label} is read elsewhere"
         if not is_less([[piece]], piece.result.nbytes):
             return f"finding equal places takes as long as filling {piece.result.label}"
-        if cost_model().moved(piece.result.nbytes) < cost_model().started(5):
+        if cost_model().moved(piece.result.nbytes) < cost_model().started_for_rows(1):
             return f"{piece.result.label} is filled as fast as the ops for rows are started"
         return None
 

@@ -51,7 +51,7 @@ def mapped_sum(scan: Scan, accumulator: Accumulator) -> MappedSum | None:
     def summed(value: Value) -> float:
         """Reading a value, and reading and writing its sum."""
         chain = added(value)
-        return model.moved(1.5 * (chain.nbytes if chain.starts_at_zero else value.nbytes))
+        return model.added_up(chain.nbytes if chain.starts_at_zero else value.nbytes)
 
     def stays(op: Op) -> float:
         return 0 if op in elsewhere else model.run([op])
