@@ -64,7 +64,7 @@ Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such st
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -72,13 +72,11 @@ from jaxpr_opt.analysis.residuals.versions import is_stacked
 from jaxpr_opt.analysis.steps.one_function import unknown_op
 from jaxpr_opt.analysis.values.enclosing import is_differentiated, loop_of
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, branch_writes
+from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, branch_writes, is_for
 from jaxpr_opt.builders.branch_writes import split_after, write_after
-from jaxpr_opt.cost.limits import OPS_BESIDE_A_COND
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import copies_at_branches
-from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Op, Scan
 from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -90,6 +88,8 @@ class WrittenInBranch(Match):
     """An array that branches of a cond write into."""
 
     writes: BranchWrites
+    beside: tuple[BranchWrites, ...]
+    """Others that are written after the cond, too, if that becomes two."""
 
 
 @dataclass(frozen=True)
@@ -103,41 +103,56 @@ class WriteAfterBranches(Pass):
     def find(self, op: Op) -> Iterator[WrittenInBranch]:
         assert isinstance(op, Cond)
         if loop_of(op) is not None:
-            for writes in branch_writes(op):  # (1)
-                yield WrittenInBranch(op, writes.says, writes)
+            found = list(branch_writes(op))  # (1)
+            for writes in found:
+                beside = tuple(_beside(writes, found)) if writes.are_read else ()
+                says = writes.says + (f", with {len(beside)} more" if beside else "")
+                yield WrittenInBranch(op, says, writes, beside)
 
     def refuse(self, match: WrittenInBranch) -> str | None:
-        writes, first = match.writes, match.writes.made[0]
-        if (reason := writes.why_not_after()) is not None:  # (1), (2)
-            return reason
-        if writes.are_read and not (writes.are_stored and can_move(match.op)):  # (3)
-            return f"what {first.op.name} makes is read in the branch, too"
-        if isinstance(loop_of(match.op), Scan):
-            is_one = first.is_located and len(writes.made) == 1
-            if writes.are_of_zeros or writes.are_read or is_one:
-                return None
-            if _is_read_inside(writes) and _may_be_differentiated(match.op):
-                return "JAX would add windows to zeros in the branches, and those to the cotangent"
-            if any(map(is_stacked, (first.array, writes.result))):
-                return None
-        if not _is_read_inside(writes) and (
-            _may_be_differentiated(match.op) or not _is_copied(writes)
-        ):
-            return "XLA already writes it in place, in steps that take the branch only"
-        return None if _is_worth(writes) else "a copy takes no longer than the window by itself"
+        return _why_not(match.writes)
 
     def rewrite(self, match: WrittenInBranch, rw: Rewriter) -> None:
-        first, cond = match.writes, match.writes.cond
-        if not first.are_read:
-            write_after(first, first.result, rw)
+        writes = match.writes
+        if not writes.are_read:
+            write_after(writes, writes.result, rw)
             return
-        together = {first.versions: first}
-        for other in (each.writes for each in self.find(cond) if self.refuse(each) is None):
-            if not any(other.depend_on(one) or one.depend_on(other) for one in together.values()):
-                together.setdefault(other.versions, other)
-        results = split_after(cond, list(together.values()), rw)
-        for writes, result in zip(together.values(), results, strict=True):
-            write_after(writes, result, rw)
+        together = [writes, *match.beside]
+        results = split_after(writes.cond, together, rw)
+        for each, result in zip(together, results, strict=True):
+            write_after(each, result, rw)
+
+
+def _beside(writes: BranchWrites, found: Iterable[BranchWrites]) -> Iterator[BranchWrites]:
+    """The others of a cond that may move with these: none needs what another one makes."""
+    together = {writes.versions: writes}
+    for other in found:
+        if other.versions in together or _why_not(other) is not None:
+            continue
+        if not any(other.depend_on(one) or one.depend_on(other) for one in together.values()):
+            together[other.versions] = other
+            yield other
+
+
+def _why_not(writes: BranchWrites) -> str | None:
+    """Why an array is not written to after the cond."""
+    cond, first = writes.cond, writes.made[0]
+    if (reason := writes.why_not_after()) is not None:  # (1), (2)
+        return reason
+    if writes.are_read and not (writes.are_stored and can_move(cond)):  # (3)
+        return f"what {first.op.name} makes is read in the branch, too"
+    if isinstance(loop_of(cond), Scan):
+        is_one = first.is_located and len(writes.made) == 1
+        if writes.are_of_zeros or writes.are_read or is_one:
+            return None
+        if _is_read_inside(writes) and _may_be_differentiated(cond):
+            return "JAX would add windows to zeros in the branches, and those to the cotangent"
+        if any(map(is_stacked, (first.array, writes.result))):
+            return None
+    is_in_place = _may_be_differentiated(cond) or not _is_copied(writes)
+    if not _is_read_inside(writes) and is_in_place:
+        return "XLA already writes it in place, in steps that take the branch only"
+    return None if _is_worth(writes) else "a copy takes no longer than the window by itself"
 
 
 def _may_be_differentiated(cond: Op) -> bool:
@@ -166,7 +181,7 @@ def _is_copied(writes: BranchWrites) -> bool:
     reads of it for something else than the cond, as XLA need not do so before the cond.
     """
     reads = filter(_reads, _users(writes))
-    return copies_at_branches() or any(not _is_for(read, writes.cond) for read in reads)
+    return copies_at_branches() or any(not is_for(read, writes.cond) for read in reads)
 
 
 def _users(writes: BranchWrites) -> list[Op]:
@@ -177,19 +192,3 @@ def _users(writes: BranchWrites) -> list[Op]:
 def _reads(op: Op) -> bool:
     """Whether an op reads a window."""
     return (found := access(op)) is not None and found.kind == "read"
-
-
-@remembered
-def _is_for(read: Op, cond: Cond) -> bool:
-    """Whether what an op reads is seen to be needed for a cond only."""
-    region = cond.region
-    assert region is not None
-    pending, seen = [read], {read}
-    while pending and len(seen) <= OPS_BESIDE_A_COND:
-        op = pending.pop()
-        if op.region is not region or op.is_terminator or region.order(op) > region.order(cond):
-            return False
-        users = {user for result in op.results for user in result.users} - seen
-        pending += (user for user in users if region.ancestor(user) is not cond)
-        seen |= users
-    return not pending

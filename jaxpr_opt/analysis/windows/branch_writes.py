@@ -11,8 +11,10 @@ from jaxpr_opt.analysis.values.constants import is_undefined, may_be_undefined, 
 from jaxpr_opt.analysis.windows.access import Access, writes_in_a_row
 from jaxpr_opt.analysis.windows.selected_versions import is_reordered, is_stored_for_loop_back
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of
+from jaxpr_opt.cost.limits import OPS_BESIDE_A_COND
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice, depending_on
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Op, Value
 from jaxpr_opt.ir.traits import is_arithmetic
 
@@ -141,3 +143,19 @@ def _are_alike(one: Access, other: Access) -> bool:
     same = one.op.name == other.op.name and one.op.params == other.op.params
     types = [[(v.shape, v.dtype) for v in each.indices] for each in (one, other)]
     return same and types[0] == types[1] and one.value.aval == other.value.aval
+
+
+@remembered
+def is_for(read: Op, cond: Cond) -> bool:
+    """Whether what an op reads is seen to be needed for a cond only."""
+    region = cond.region
+    assert region is not None
+    pending, seen = [read], {read}
+    while pending and len(seen) <= OPS_BESIDE_A_COND:
+        op = pending.pop()
+        if op.region is not region or op.is_terminator or region.order(op) > region.order(cond):
+            return False
+        users = {user for result in op.results for user in result.users} - seen
+        pending += (user for user in users if region.ancestor(user) is not cond)
+        seen |= users
+    return not pending
