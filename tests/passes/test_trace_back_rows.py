@@ -236,15 +236,12 @@ STAYS = {
     "(1) it is read when it has been written": (
         loop(
             lambda h, t, a, x: (
-                (w := h.at[:, a].get(mode="clip").at[t].set(x))
-                .at[t + (w[t - 1, 0] > 0).astype(int) * 0]
-                .get()
-                + w * 0
+                (w := h.at[t].set(x)).at[:, (a + (w[t - 1] > 0)) % N].get(mode="clip")
             ),
             length=9,
             start=1,
         ),
-        "",
+        "other rows of the buffer than the last",
     ),
     "(1) two rows are written": (
         loop(

@@ -6,6 +6,7 @@ t].set(token)`` in beam search.  A row is what a step writes: all axes of the bu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,25 +106,16 @@ def history(scan: Scan, carry: Carry) -> History | str | None:
     # Condition 3 of trace-back-rows.
     if not write.is_located:
         return f"the index of the row of {name} is unknown, or may be out of range"
-    sizes, shape = write.sizes, carry.param.shape
-    apart = [d for d, n in enumerate(shape) if sizes[d] == 1 and n > 1]
-    starts = [extent.start for extent in write.window]
-    moving = [d for d, at in enumerate(starts) if at is not None and not at.is_constant]
-    if (
-        len(moving) != 1
-        or apart != moving
-        or set(_whole(write)) | {*moving} != {*range(len(shape))}
-    ):
+    axis = _row_axis(write)
+    if axis is None:
         return f"a step does not write one whole row of {name}"
-    (axis,) = moving
-    start = starts[axis]
+    start = write.window[axis].start
     assert start is not None
     if set(start.steps) != {scan} or abs(start.steps[scan]) != 1:
         return f"the rows of {name} are not written one after the other"
     # Condition 2 of trace-back-rows.
-    moved = [rearrangement(op) for op in gathers]
-    known = tuple(each for each in moved if each is not None and axis not in each.moved)
-    if len(known) < len(gathers) or len({each.moved for each in known}) > 1:
+    known = _alike(gathers, axis)
+    if known is None:
         return f"a step does not rearrange all rows of {name} alike"
     if len({str(fill_value_of(each.op)) for each in known if each.fills}) > 1:
         return f"what is out of range in {name} is filled differently"
@@ -134,17 +126,34 @@ def history(scan: Scan, carry: Carry) -> History | str | None:
     last = start + Affine(start.steps[scan] * (1 if scan.reverse else -1))
     for read in chain.reads:
         # Condition 1 of trace-back-rows.
-        starts = [extent.start for d, extent in enumerate(read.window) if d != axis]
-        is_known = all(at is not None and at.is_constant for at in starts)
-        is_row = read.sizes[axis] == 1 and read.window[axis].start == last
-        if read.array not in before or not (is_known and is_row):
+        if read.array not in before or not _is_of_row(read, axis, last):
             return f"a step reads other rows of {name} than the last one written"
     return History(carry, ops, known, write, tuple(chain.reads), axis)
 
 
-def _whole(write: Access) -> list[int]:
-    """The axes along which a window is as long as the array."""
-    return [d for d, n in enumerate(write.array.shape) if write.sizes[d] == n]
+def _row_axis(write: Access) -> int | None:
+    """The axis along which rows lie of which a write replaces one, whole; None if it does not."""
+    shape, starts = write.array.shape, [extent.start for extent in write.window]
+    whole = {d for d, n in enumerate(shape) if write.sizes[d] == n}
+    apart = [d for d, n in enumerate(shape) if write.sizes[d] == 1 and n > 1]
+    moving = [d for d, at in enumerate(starts) if at is not None and not at.is_constant]
+    is_row = len(moving) == 1 and apart == moving and len(whole | {*moving}) == len(shape)
+    return moving[0] if is_row else None
+
+
+def _alike(gathers: Sequence[Op], axis: int) -> tuple[Rearrangement, ...] | None:
+    """Gathers that rearrange all rows along the same axes; None if they are others."""
+    moved = [rearrangement(op) for op in gathers]
+    known = tuple(each for each in moved if each is not None and axis not in each.moved)
+    is_alike = len(known) == len(gathers) and len({each.moved for each in known}) == 1
+    return known if is_alike else None
+
+
+def _is_of_row(read: Access, axis: int, row: Affine) -> bool:
+    """Whether a read is of one row, or of a part of it at a place that is known."""
+    others = [extent.start for d, extent in enumerate(read.window) if d != axis]
+    is_known = all(at is not None and at.is_constant for at in others)
+    return is_known and read.sizes[axis] == 1 and read.window[axis].start == row
 
 
 @dataclass(slots=True)
