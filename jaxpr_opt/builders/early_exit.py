@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,82 +43,141 @@ from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.unrolling import steps_as_one
 
 
-def stop_early(
-    skip: Skip,
-    rw: Rewriter,
-    unread: Set[Value] = frozenset(),
-    steps: Value | None = None,
-    every: int = 1,
-    feeders: Sequence[Scan] = (),
-    one_by_one: bool = False,
-) -> Value:
-    """Replace a scan by a `while` that runs until no later step is taken: one of the first `steps`,
-    if that is known; it asks before `every` so many steps, which divide the number of all. Nothing
-    reads the rows of skipped steps of stacks that are `unread`. The `feeders` make as many rows.
-    `one_by_one`, another loop asks of each row, from the last to the first, until one is taken.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a scan that skips steps is to stop early."""
+
+    skip: Skip
+    every: int = 1
+    """It asks before so many steps whether to go on; they divide the number of all."""
+    steps: Value | None = None
+    """How many of the first steps are run, if that is known; else as many as are taken."""
+    unread: Set[Value] = frozenset()
+    """The stacks of which nothing reads the rows of skipped steps."""
+    feeders: Sequence[Scan] = ()
+    """The loops that make rows for this one only: they make as many as it reads."""
+    one_by_one: bool = False
+    """Whether another loop looks for the last step taken, row by row from the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What the loop that stops leaves."""
+
+    row: Value
+    """The row at which it stopped."""
+    finals: Sequence[Value]
+    """The carries of the scan, as the last step taken left them."""
+    buffers: Sequence[Value]
+    """The stacks of the scan, without the rows of skipped steps."""
+    step: Region
+    """One step of it."""
+    rows: Sequence[Value]
+    """The rows of the streams that the step reads."""
+    refilling: Set[Op]
+    """The ops that compute again what skipped steps make."""
+    going: tuple[Region, Region] | None
+    """The loop over the skipped steps, of the carries that these change."""
+
+
+def stop_early(plan: Plan, rw: Rewriter) -> Value:
+    """Replace a scan by a `while` that runs until no later step is taken.
 
     Returns:
       How many rows are among those that were run; of a loop in reverse, as many as it began with.
     """
-    scan = skip.scan
-    found = (
-        SkippedRow() if stack.result in unread else skipped_row(skip, stack)
-        for stack in scan.stacks
-    )
-    rows = [each for each in found if isinstance(each, SkippedRow)]  # `refuse` said no others
-    find = last_step_found if one_by_one else last_step
-    stop = find(skip, rw) if steps is None else steps
-    if every > 1 and not isinstance(stop, Constant):
-        stop = rw.insert(partial(_whole, every), stop, before=scan)
-    for each in feeders:
+    skip, scan = plan.skip, plan.skip.scan
+    skipped = _skipped_rows(plan)
+    stop = _stop(plan, rw)
+    for each in plan.feeders:
         rw.move(each, scan)
-        stop_early(all_taken(each), rw, {s.result for s in each.stacks}, stop, every)
-    carries, stacks = scan.carries, scan.stacks
-    inits = _inits(skip, stop, rows, rw)
-    along = _is_carried_along(skip, every)
-    if along:
-        inits.append(_predicate_after([c.init for c in carries], skip, scan, rw))
-    around = surround(skip, stop, inits, rw) if skip.products else None
-    until = stop if around is None else around.until
-    predicate = _predicate(skip, inits, until, along, rw)
-    going = _going_on(skip, inits, rw) if skip.going else None
-    refilling = {op for each in rows for op in each.all_ops()}
-    refilling |= set() if around is None else around.made_again
-    once, read = _body(skip, inits, refilling, every, along, rw)
-    body = once if every == 1 else _repeated(once, every, scan, rw)
-    if around is None:
-        loop = rw.new_while(predicate, body, inits, like=scan, before=scan)
-        row, *left = loop.results
-    else:
-        row, *left = around.run(predicate, body, once, rw)
-    finals, buffers = tuple(left[: len(carries)]), left[len(carries) :][: len(stacks)]
-    kept = _in_skipped_steps(skip, once, read, refilling, finals, rw)
-    if going is not None:
-        settled = rw.new_while(*going, [row, *finals], like=scan, before=scan).results[1:]
-        finals = tuple(settled)
-    _end_carries(skip, finals, rw)
-    done = stop if skip.kind == "upfront" and not skip.products else row
-    left_out: dict[Value, MissingRows] = {}
-    for stack, buffer, skipped in zip(stacks, buffers, rows, strict=True):
-        missing = missing_rows(skip, buffer, skipped, kept, done, rw)
-        if missing is None:
-            rw.replace(stack.result, buffer)
-        else:
-            left_out[stack.result] = missing
-    refill(left_out, scan, rw)
+        unread = {stack.result for stack in each.stacks}
+        stop_early(Plan(all_taken(each), every=plan.every, steps=stop, unread=unread), rw)
+    ended = _run(plan, stop, skipped, rw)
+    kept = _in_skipped_steps(skip, ended, rw)
+    _end_carries(skip, ended, rw)
+    done = stop if skip.kind == "upfront" and not skip.products else ended.row
+    _end_stacks(skip, ended.buffers, skipped, kept, done, rw)
     rw.erase(scan)
     return done
 
 
-def _end_carries(skip: Skip, finals: Sequence[Value], rw: Rewriter) -> None:
-    """Let the carries end as they are after the loop that stops; counters as if all steps ran."""
+def _skipped_rows(plan: Plan) -> list[SkippedRow]:
+    """What skipped steps stack; `refuse` said that this is known."""
+    found = (
+        SkippedRow() if stack.result in plan.unread else skipped_row(plan.skip, stack)
+        for stack in plan.skip.scan.stacks
+    )
+    return [each for each in found if isinstance(each, SkippedRow)]
+
+
+def _stop(plan: Plan, rw: Rewriter) -> Value:
+    """The row before which the loop stops, if it does not stop sooner by its predicate."""
+    stop = plan.steps
+    if stop is None:
+        stop = (last_step_found if plan.one_by_one else last_step)(plan.skip, rw)
+    if plan.every > 1 and not isinstance(stop, Constant):
+        stop = rw.insert(partial(_whole, plan.every), stop, before=plan.skip.scan)
+    return stop
+
+
+def _run(plan: Plan, stop: Value, skipped: Sequence[SkippedRow], rw: Rewriter) -> _Ended:
+    """The loop that stops, before the scan, whose step becomes one of it."""
+    skip, scan = plan.skip, plan.skip.scan
+    inits = _inits(skip, stop, skipped, rw)
+    along = _is_carried_along(skip, plan.every)
+    if along:
+        inits.append(_predicate_after([c.init for c in scan.carries], skip, scan, rw))
+    around = surround(skip, stop, inits, rw) if skip.products else None
+    predicate = _predicate(skip, inits, stop if around is None else around.until, along, rw)
+    going = _going_on(skip, inits, rw) if skip.going else None
+    refilling = {op for each in skipped for op in each.all_ops()}
+    refilling |= set() if around is None else around.made_again
+    once, rows = _body(skip, inits, refilling, plan.every, along, rw)
+    body = once if plan.every == 1 else _repeated(once, plan.every, scan, rw)
+    if around is None:
+        row, *left = rw.new_while(predicate, body, inits, like=scan, before=scan).results
+    else:
+        row, *left = around.run(predicate, body, once, rw)
+    count = scan.num_carries
+    buffers = left[count : count + len(scan.stacks)]
+    return _Ended(row, left[:count], buffers, once, rows, refilling, going)
+
+
+def _end_carries(skip: Skip, ended: _Ended, rw: Rewriter) -> None:
+    """Let the carries end as they are after the loop that stops, and after the skipped steps that
+    change them; counters as if all steps ran.
+    """
     scan, advances = skip.scan, {c.param: step for c, step in skip.counters}
+    finals = ended.finals
+    if ended.going is not None:
+        settled = rw.new_while(*ended.going, [ended.row, *finals], like=scan, before=scan)
+        finals = settled.results[1:]
     for carry, final in zip(scan.carries, finals, strict=True):
         step = advances.get(carry.param)
         end = final if step is None else counted_on(carry.init, step, scan.length, scan, rw)
         if is_weak(end) and not is_weak(carry.result):  # it begins as a weak type
             end = rw.insert(strong, end, before=scan)
         rw.replace(carry.result, end)
+
+
+def _end_stacks(
+    skip: Skip,
+    buffers: Sequence[Value],
+    skipped: Sequence[SkippedRow],
+    kept: dict[Value, Value],
+    done: Value,
+    rw: Rewriter,
+) -> None:
+    """Let the stacks end as the buffers do, with the rows of skipped steps if those are read."""
+    left_out: dict[Value, MissingRows] = {}
+    for stack, buffer, row in zip(skip.scan.stacks, buffers, skipped, strict=True):
+        missing = missing_rows(skip, buffer, row, kept, done, rw)
+        if missing is None:
+            rw.replace(stack.result, buffer)
+        else:
+            left_out[stack.result] = missing
+    refill(left_out, skip.scan, rw)
 
 
 def _whole(every: int, rows: jax.Array) -> jax.Array:
@@ -194,8 +254,8 @@ def _going_on(skip: Skip, inits: list[Value], rw: Rewriter) -> tuple[Region, Reg
     asked = {v for v in computed.known.values() if isinstance(v, Value)}
     mapping |= {s.param: row_at(s, row, scan, end, rw) for s in scan.streams if s.param in asked}
     known = in_skipped_step(computed, mapping, end, rw)
-    changing = {c.param for c in skip.kept}
-    nexts = [mapping[c.param] if c.param in changing else known(c.next) for c in scan.carries]
+    kept = {c.param for c in skip.kept}
+    nexts = [mapping[c.param] if c.param in kept else known(c.next) for c in scan.carries]
     step = np.int32(scan.length if settles(skip) else 1)
     rw.set_outputs(body, [rw.insert(lambda i: onward(i, step), row, before=end), *nexts])
     return predicate, body
@@ -299,24 +359,17 @@ def _repeated(step: Region, times: int, like: Scan, rw: Rewriter) -> Region:
     return region
 
 
-def _in_skipped_steps(
-    skip: Skip,
-    body: Region,
-    rows: Sequence[Value],
-    refilling: Set[Op],
-    finals: Sequence[Value],
-    rw: Rewriter,
-) -> dict[Value, Value]:
+def _in_skipped_steps(skip: Skip, ended: _Ended, rw: Rewriter) -> dict[Value, Value]:
     """What the body's parameters, and the rows of streams that `refilling` ops read, are in the
     steps that were skipped: after the last one taken, or, in reverse, before it.
     """
     scan, mapping = skip.scan, dict[Value, Value]()
     early = skip.kind == "upfront" and scan.reverse
-    values = [c.init for c in scan.carries] if early else finals
-    for carry, new, final in zip(scan.carries, body.params[1:], values, strict=False):
+    values = [c.init for c in scan.carries] if early else ended.finals
+    for carry, new, final in zip(scan.carries, ended.step.params[1:], values, strict=False):
         mapping[carry.param] = mapping[new] = final
-    for stream, row in zip(scan.streams, rows, strict=True):
+    for stream, row in zip(scan.streams, ended.rows, strict=True):
         known = skip.skipped[stream.param]  # the predicate, or what it is made of
-        if isinstance(known, Splat) and not refilling.isdisjoint(row.users):
+        if isinstance(known, Splat) and not ended.refilling.isdisjoint(row.users):
             mapping[row] = rw.full(known.value, row.aval, before=scan)
     return mapping

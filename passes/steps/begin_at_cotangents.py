@@ -57,7 +57,7 @@ from jaxpr_opt.analysis.steps.questions import steps_asked_at_once
 from jaxpr_opt.analysis.steps.skipped_rows import skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.zero_rows import ZeroRows, zero_rows
-from jaxpr_opt.builders.early_exit import stop_early
+from jaxpr_opt.builders.early_exit import Plan, stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice
@@ -136,7 +136,7 @@ class BeginAtCotangents(Pass):
         feeding = [each for each in feeders(skip) if worth(each.body)]
         at_once = all(_is_tested_at_once(found.scan, stream) for stream in found.streams)
         every = steps_asked_at_once(found.scan) or 1
-        stop_early(skip, rw, every=every, feeders=feeding, one_by_one=not at_once)
+        stop_early(Plan(skip, every, feeders=feeding, one_by_one=not at_once), rw)
 
 
 def _is_tested_at_once(scan: Scan, stream: Stream) -> bool:

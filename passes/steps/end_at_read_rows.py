@@ -52,7 +52,7 @@ from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question, s
 from jaxpr_opt.analysis.steps.read_ends import End, Masked, Picked, read_ends
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, as_begun, find_ends, find_skips
 from jaxpr_opt.analysis.windows.row_readers import made_before
-from jaxpr_opt.builders.early_exit import stop_early
+from jaxpr_opt.builders.early_exit import Plan, stop_early
 from jaxpr_opt.builders.taken_steps import last_step
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
@@ -125,7 +125,7 @@ class EndAtReadRows(Pass):
         ]
         last = rw.insert(lambda *each: reduce(lax.max, each), *found, before=scan)
         unread = {stack.result for stack in scan.stacks}
-        stop_early(all_taken(scan), rw, unread, last, every)
+        stop_early(Plan(all_taken(scan), every, last, unread), rw)
 
 
 def _told(end: End) -> Value:

@@ -84,7 +84,7 @@ from jaxpr_opt.analysis.steps.questions import (
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_factors, find_skips
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
-from jaxpr_opt.builders.early_exit import stop_early
+from jaxpr_opt.builders.early_exit import Plan, stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows
@@ -154,9 +154,9 @@ class ExitLoopEarly(Pass):
         counted = {each.scan for each in with_it if is_counted(each, match.skip)}
         asked = cost_model().steps_a_question
         feeding = [s for s in feeders(match.skip) if asked(s.body) <= every]  # (10)
-        steps = stop_early(match.skip, rw, unread, every=every, feeders=feeding)
+        steps = stop_early(Plan(match.skip, every, unread=unread, feeders=feeding), rw)
         for each in with_it:
-            stop_early(each, rw, steps=steps if each.scan in counted else None, every=every)
+            stop_early(Plan(each, every, steps if each.scan in counted else None), rw)
 
     def _unread(self, skip: Skip) -> tuple[list[Skip], Set[Value]]:  # (7)
         """How loops skip that stop as early, and the stacks that only these read."""
