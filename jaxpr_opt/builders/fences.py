@@ -99,6 +99,19 @@ def can_be_divided(value: Value) -> bool:
     return dtypes.is_of_bytes(value.dtype) and value.nbytes > 0
 
 
+def why_no_fence(array: Value) -> str | None:
+    """Why no fence keeps reads and writes of an array apart."""
+    # Condition 5 of read-before-overwriting.
+    # Condition 4 of read-after-writing.
+    if fence() is None:
+        return "this version of XLA drops barriers before it places copies"
+    # Condition 5 of read-before-overwriting.
+    # Condition 4 of read-after-writing.
+    if fence() == "division" and not can_be_divided(array):
+        return f"{array.label} is not of numbers that a division can fence"
+    return None
+
+
 def from_memory(value: Value, rw: Rewriter) -> Value:
     """The value as a reader computes with it that loads it from memory.
 

@@ -52,7 +52,7 @@ from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.buffers import is_handed_on
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.builders.fences import barrier, can_be_divided, division
+from jaxpr_opt.builders.fences import barrier, division, why_no_fence
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice, users_through
@@ -93,11 +93,7 @@ class ReadAfterWriting(Pass):
         name = match.write.array.label
         if not is_handed_on(match.op, match.body):  # (1)
             return f"{name} is not one buffer throughout the step"
-        if fence() is None:  # (4)
-            return "this version of XLA drops barriers before it places copies"
-        if fence() == "division" and not can_be_divided(match.write.array):  # (4)
-            return f"{name} is not of numbers that a division can fence"
-        return None
+        return why_no_fence(match.write.array)  # (4)
 
     def rewrite(self, match: Following, rw: Rewriter) -> None:
         if fence() == "barrier":

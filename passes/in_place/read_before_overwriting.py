@@ -72,7 +72,7 @@ from jaxpr_opt.analysis.windows.overwritten import (
     writes_windows,
 )
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, component_of
-from jaxpr_opt.builders.fences import barrier, can_be_divided, division, made_on_the_way, zero
+from jaxpr_opt.builders.fences import barrier, division, made_on_the_way, why_no_fence, zero
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.journal import Waste
@@ -141,10 +141,10 @@ class ReadBeforeOverwriting(Pass):
                 return f"{name} is read inside a {reader.parent.name if reader.parent else ''}"
         if not match.whole_is_read and not any(op.results[0].nbytes for op in match.unordered):
             return f"no window of {name} is read"  # (3)
-        if fence() is None:  # (5)
-            return "this version of XLA drops barriers before it places copies"
-        if fence() == "division" and (reason := _undivided(match)):  # (5)
+        if (reason := why_no_fence(match.array)) is not None:  # (5)
             return reason
+        if fence() == "division" and all(map(waits, match.fenced)):  # (5)
+            return f"this version of XLA drops barriers, and no window of {name} is read"
         first, late, _ = _schedule(match)
         if match.op in first:  # (2)
             return f"the index at which {name} is read depends on the write"
@@ -175,16 +175,6 @@ class ReadBeforeOverwriting(Pass):
                 earliest = min(match.readers, key=body.order)
                 array = barrier(rw, [array], earliest)[0]
             barrier(rw, [*reads, array], other, first)
-
-
-def _undivided(match: Overwriting) -> str | None:
-    """Why there is no division."""
-    name = match.array.label
-    if all(map(waits, match.fenced)):
-        return f"this version of XLA drops barriers, and no window of {name} is read"
-    if not can_be_divided(match.array):
-        return f"{name} is not of numbers that a division can fence"
-    return None
 
 
 def _schedule(match: Overwriting) -> tuple[dict[Op, None], list[Op], Op]:
