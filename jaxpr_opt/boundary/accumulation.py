@@ -35,8 +35,7 @@ from jaxpr_opt.ir.graph import Cond, Constant, Op, Remat, Scan, Value
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.rewriter import Rewriter
-
-_SUMS = ("add", "add_any")
+from jaxpr_opt.ir.traits import SUMS
 
 
 def onto(jaxpr: ClosedJaxpr, added: Sequence[bool]) -> ClosedJaxpr:
@@ -89,7 +88,7 @@ class _Sums:
             "dynamic_update_slice": self.written,
             "pad": self.padded,
         }
-        return self.sum if op.name in _SUMS else named.get(op.name)
+        return self.sum if op.name in SUMS else named.get(op.name)
 
     def sum(self, base: Value, value: Value, before: Op) -> Value:
         """`base + (a + b)`: one after the other, as (3) asks for."""
@@ -156,7 +155,7 @@ class _Sums:
         if path is None or len(value.uses) != 1 or not dominates(base, scan):  # (3)
             return None
         for op, array in path:
-            if op.name in _SUMS:
+            if op.name in SUMS:
                 (other,) = (x for x in op.operands if x is not array)
                 self.rw.replace(op.result, self.of(array, other, [op], op))
         index = scan.results.index(value)
@@ -177,7 +176,7 @@ def _terms(value: Value) -> Iterator[tuple[Value, Op]]:
         op = pending.pop()
         assert op is not None
         for each in op.operands:
-            if each.op is not None and each.op.name in _SUMS and len(each.uses) == 1:
+            if each.op is not None and each.op.name in SUMS and len(each.uses) == 1:
                 pending.append(each.op)
             else:
                 yield each, op
@@ -216,7 +215,7 @@ def _arrays(value: Value) -> Iterator[tuple[Value, int]]:
     op = value.op
     if op is None or isinstance(value, Constant):
         return
-    if op.name in _SUMS:
+    if op.name in SUMS:
         yield from ((each, 1) for each in op.operands)
     elif op.name == "scatter-add":
         yield op.operands[0], 1
@@ -230,7 +229,7 @@ def _read_added_written(write: Op) -> list[Op] | None:
     """The ops of `a.at[i].set(a[i] + u)`, given the last; None if it is something else."""
     array, window, *start = write.operands
     total = window.op
-    if total is None or total.name not in _SUMS or len(window.uses) != 1:
+    if total is None or total.name not in SUMS or len(window.uses) != 1:
         return None
     for each in total.operands:
         read = each.op

@@ -17,8 +17,7 @@ from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, padding_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-
-SUMS = frozenset({"add", "add_any"})
+from jaxpr_opt.ir.traits import SUMS
 
 
 def slide(scan: Scan, found: Buffer, window: Window, rw: Rewriter) -> None:

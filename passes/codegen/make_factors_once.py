@@ -46,7 +46,7 @@ from jaxpr_opt.ir.traits import is_data_movement, rearranges
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repeated(Match):
+class RepeatedFactor(Match):
     """A product, one of its factors, and the ops that XLA would compute again for each element."""
 
     factor: Value
@@ -61,7 +61,7 @@ class MakeFactorsOnce(Pass):
     phase: ClassVar[Phase] = "final"
     primitives: ClassVar[frozenset[str]] = frozenset({"dot_general"})
 
-    def find(self, op: Op) -> Iterator[Repeated]:
+    def find(self, op: Op) -> Iterator[RepeatedFactor]:
         if not is_in_a_loop(op) or not is_sized(op.result.shape):
             return
         if not _sums_nothing(op):  # (1)
@@ -70,9 +70,9 @@ class MakeFactorsOnce(Pass):
             ops = _repeated(factor, op)
             if ops:
                 says = f"{ops[0].name} is computed once, not for each element of a product"
-                yield Repeated(op, says, factor, ops, about=factor)
+                yield RepeatedFactor(op, says, factor, ops, about=factor)
 
-    def refuse(self, match: Repeated) -> str | None:
+    def refuse(self, match: RepeatedFactor) -> str | None:
         factor, model = match.factor, cost_model()
         if model.is_row_unrolled(match.op.result, _last_numbers(match)):  # (3)
             return "a loop over its few numbers is unrolled, so they are computed once"
@@ -84,7 +84,7 @@ class MakeFactorsOnce(Pass):
             return f"nothing keeps XLA from computing {factor.label} again"
         return None
 
-    def rewrite(self, match: Repeated, rw: Rewriter) -> None:
+    def rewrite(self, match: RepeatedFactor, rw: Rewriter) -> None:
         made = match.factor.op
         assert made is not None and made.next is not None
         (barrier if fence() == "barrier" else division)(rw, [match.factor], made.next)
@@ -96,7 +96,7 @@ def _sums_nothing(product: Op) -> bool:
     return all(product.operands[0].shape[axis] == 1 for axis in summed)
 
 
-def _last_numbers(match: Repeated) -> int | None:
+def _last_numbers(match: RepeatedFactor) -> int | None:
     """How long the last axis of the product is, as what reads it lays it out, if it is the factor's
     (3).
     """

@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.residuals.repeated_ops import READS
+from jaxpr_opt.analysis.residuals.repeated_ops import WINDOW_READS
 from jaxpr_opt.analysis.values.flags import (
     asked,
     is_flag,
@@ -117,7 +117,7 @@ class CarryTruthValues(Pass):
 
 def _reads_a_part(op: Op) -> bool:
     """Whether an op reads fewer elements of an array, at places that are not known, than it has."""
-    return op.name in READS and op.result.size < op.operands[0].size
+    return op.name in WINDOW_READS and op.result.size < op.operands[0].size
 
 
 def _is_flag(value: Value) -> bool:

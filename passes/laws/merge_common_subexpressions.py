@@ -51,7 +51,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repeated(Match):
+class CommonSubexpressions(Match):
     """Everything a program has twice, found at its return: values to be read elsewhere, and ops
     left without readers.
     """
@@ -72,15 +72,15 @@ class MergeCommonSubexpressions(Pass):
 
     primitives: ClassVar[frozenset[str]] = frozenset({TERMINATOR})
 
-    def find(self, op: Op) -> Iterator[Repeated]:
+    def find(self, op: Op) -> Iterator[CommonSubexpressions]:
         if op.region is not None and isinstance(op.region.owner, Graph):
             numbering = Numbering()
             numbering.visit(op.region, {})
             if numbering.leader:
                 says = f"{len(numbering.leader)} values are computed twice"
-                yield Repeated(op, says, numbering.leader, tuple(numbering.ops))
+                yield CommonSubexpressions(op, says, numbering.leader, tuple(numbering.ops))
 
-    def rewrite(self, match: Repeated, rw: Rewriter) -> None:
+    def rewrite(self, match: CommonSubexpressions, rw: Rewriter) -> None:
         for old, new in match.values.items():
             rw.replace(old, new)
         for op in reversed(match.ops):

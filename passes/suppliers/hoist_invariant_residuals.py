@@ -85,7 +85,7 @@ class Leaving(Match):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Repeated(Match):
+class InvariantValues(Match):
     """Values of a loop that come from outside, each with what makes it before the loop."""
 
     values: tuple[Repetition, ...]
@@ -120,7 +120,7 @@ class HoistInvariantResiduals(Pass):
             is_small = all(cost_model().is_no_line(old.nbytes) for old, _ in values)
             is_cleanup = isinstance(op, While) and is_small  # such as a bound: nobody stacks it
             says = f"{names}: the same at every step, kept once"
-            yield Repeated(op, says, values, is_cleanup=is_cleanup)
+            yield InvariantValues(op, says, values, is_cleanup=is_cleanup)
         if isinstance(op, Scan):
             for stack in op.stacks:
                 made = stack.value.op
@@ -140,7 +140,7 @@ class HoistInvariantResiduals(Pass):
                 for op in match.ops:
                     rw.move(op, match.op)
                 _make_again(match, rw)
-            case Repeated():
+            case InvariantValues():
                 for old, make in match.values:
                     rw.replace(old, make(rw))
 

@@ -70,7 +70,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stacked(Match):
+class StackedRegister(Match):
     """A stack of a shift register."""
 
     stack: Stack
@@ -85,7 +85,7 @@ class StackEnteringRows(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Stacked]:
+    def find(self, op: Op) -> Iterator[StackedRegister]:
         assert isinstance(op, Scan)
         known = registers(op) if op.stacks else {}
         for stack in op.stacks if known else ():
@@ -93,13 +93,13 @@ class StackEnteringRows(Pass):
                 state = known[stack.value]
                 name = state.register.carry.param.label
                 says = f"{name} shifts by {state.register.size}: what enters is kept, once"
-                yield Stacked(op, says, stack, state, about=stack.result)
+                yield StackedRegister(op, says, stack, state, about=stack.result)
 
-    def refuse(self, match: Stacked) -> str | None:
+    def refuse(self, match: StackedRegister) -> str | None:
         found = window_readers(match.stack.result)  # (2)
         return found if isinstance(found, str) else why_stacked_whole(match.state)  # (3)
 
-    def rewrite(self, match: Stacked, rw: Rewriter) -> None:
+    def rewrite(self, match: StackedRegister, rw: Rewriter) -> None:
         found = window_readers(match.stack.result)
         assert not isinstance(found, str)
         read_windows(match.state, match.stack, found, rw)

@@ -75,7 +75,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stacked(Match):
+class StackedVersions(Match):
     """Versions of a carry that are stacked."""
 
     versions: Versions
@@ -92,19 +92,19 @@ class UndoCarriedWrites(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Stacked]:
+    def find(self, op: Op) -> Iterator[StackedVersions]:
         assert isinstance(op, Scan)
         for each in stacked_versions(op):  # (3)
             count = op.length * len(each.stacks)
             says = (
                 f"only the last of {count} versions of {each.name} is stored, and writes are undone"
             )
-            yield Stacked(op, says, each)
+            yield StackedVersions(op, says, each)
 
-    def refuse(self, match: Stacked) -> str | None:
+    def refuse(self, match: StackedVersions) -> str | None:
         return match.versions.why_not_undone()  # (1), (2), (4)
 
-    def rewrite(self, match: Stacked, rw: Rewriter) -> None:
+    def rewrite(self, match: StackedVersions, rw: Rewriter) -> None:
         scan, versions = match.versions.scan, match.versions
         walks = versions.walks
         assert not isinstance(walks, str)

@@ -60,7 +60,7 @@ from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stacked(Match):
+class StackedLast(Match):
     """A stack of which the last row is read."""
 
     found: LastRow
@@ -97,7 +97,7 @@ class CarryLastRows(Pass):
             if last is not None:
                 of_all = bytes_text(stack.result.nbytes)
                 says = f"{stack.value.label}: the last row is carried, {of_all} are not stacked"
-                yield Stacked(op, says, last, about=stack.result)
+                yield StackedLast(op, says, last, about=stack.result)
         for carry in op.carries:
             value = last_value(op, carry)  # (2)
             if value is not None:
@@ -114,7 +114,7 @@ class CarryLastRows(Pass):
         if isinstance(match, Carried):
             is_free = cost_model().run(match.found.after) <= cost_model().started(1)
             return "it takes no longer than starting an op" if is_free else None
-        assert isinstance(match, Stacked | Streamed) and match.about is not None
+        assert isinstance(match, StackedLast | Streamed) and match.about is not None
         if cost_model().is_no_line(match.about.nbytes):
             return f"{match.about.label} is small"
         return None
@@ -122,7 +122,7 @@ class CarryLastRows(Pass):
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         scan = match.op
         assert isinstance(scan, Scan)
-        if isinstance(match, Stacked):
+        if isinstance(match, StackedLast):
             only_row(match.found, scan, rw)
         elif isinstance(match, Carried):
             only_value(match.found, scan, rw)

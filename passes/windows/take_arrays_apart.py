@@ -37,7 +37,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.taken_apart import READS, taken_apart
+from jaxpr_opt.analysis.windows.taken_apart import SLICING, taken_apart
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.array_windows import Windows
 from jaxpr_opt.cost.model import cost_model
@@ -60,7 +60,7 @@ class TakeArraysApart(Pass):
 
     name: ClassVar[str] = "take-arrays-apart"
     whole_arrays: ClassVar[bool] = True
-    primitives: ClassVar[frozenset[str]] = READS | {"gather"}
+    primitives: ClassVar[frozenset[str]] = SLICING | {"gather"}
     needs: ClassVar[frozenset[str]] = frozenset({*WRITES, "concatenate", "pad", "stack"})
 
     def find(self, op: Op) -> Iterator[Apart]:

@@ -25,7 +25,7 @@ from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value
 from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.traits import is_arithmetic, is_broadcast, is_speculable
 
-READS = frozenset({"dynamic_slice", "gather"})
+WINDOW_READS = frozenset({"dynamic_slice", "gather"})
 """Primitives that read windows."""
 
 
@@ -226,7 +226,8 @@ def _windows(scan: Scan) -> dict[Op, int]:
     return {
         op: windows_read(op)
         for op in _repeatable(scan)
-        if op.name in READS and _is_at_hand(op.operands[0], op.result.nbytes * scan.length, scan)
+        if op.name in WINDOW_READS
+        and _is_at_hand(op.operands[0], op.result.nbytes * scan.length, scan)
     }
 
 
@@ -237,7 +238,7 @@ def _fetched(scan: Scan) -> Set[Op]:
     around = scan.parent
     if not isinstance(around, Scan) or scan.region is not around.body:
         return frozenset()
-    reads = [op for op in scan.body.ops if op.name in READS]
+    reads = [op for op in scan.body.ops if op.name in WINDOW_READS]
     versions = undoable(around) if reads else {}
     found = set()
     for op in reads:

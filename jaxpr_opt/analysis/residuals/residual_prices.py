@@ -28,7 +28,7 @@ from jaxpr_opt.ir.traits import TRANSCENDENTAL
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class ResidualPrices:
     """What storing a value of a step, or repeating an op, costs, in integers that a flow network
     can add.
     """
@@ -71,10 +71,10 @@ class Prices:
         return seconds - (model.elementwise(value, ops=2) if is_computed else 0.0)
 
 
-def residual_prices(scan: Scan) -> Prices:
+def residual_prices(scan: Scan) -> ResidualPrices:
     """The prices of a scan's residuals and of everything they are computed from."""
     found = residuals(scan, nests=True)
-    return Prices(
+    return ResidualPrices(
         step=step_of(scan),
         stored=stored_bytes(scan),
         present=known_to_readers(scan, found),
@@ -83,7 +83,7 @@ def residual_prices(scan: Scan) -> Prices:
     )
 
 
-def cheapest_cut(scan: Scan, found: Sequence[Residual], prices: Prices) -> Cut | None:
+def cheapest_cut(scan: Scan, found: Sequence[Residual], prices: ResidualPrices) -> Cut | None:
     """The cut that costs least, if a step may take so much longer for it."""
     step, model = prices.step, prices.step.model
     best = cheapest(scan, found, prices.store, prices.repeat, step.fetched)

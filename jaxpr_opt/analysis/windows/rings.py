@@ -45,7 +45,7 @@ MOVES = frozenset({"concatenate", "pad", "stack", "dynamic_update_slice", "scatt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class WrittenRows:
     """Rows of a version, from `start` on, that come from elsewhere."""
 
     start: int
@@ -60,7 +60,7 @@ class Version:
     start: int
     """Where its first row is in a ring in which the carry's first row is at 0."""
     made_of: Value | None = None
-    rows: tuple[Rows, ...] = ()
+    rows: tuple[WrittenRows, ...] = ()
     """What is written, at fixed places;"""
     op: Op | None = None
     """or the op that writes or adds rows at places from the data;"""
@@ -75,7 +75,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class TakenRows:
     """Rows that an op takes of a version, and where they come from: a version, or what has been
     written into one.
     """
@@ -92,11 +92,11 @@ class Ring:
     carry: Carry
     axis: int
     versions: dict[Value, Version] = field(default_factory=dict)
-    parts: dict[Value, Part] = field(default_factory=dict)
+    parts: dict[Value, TakenRows] = field(default_factory=dict)
     """By their values, and by values of the same elements in another shape."""
     reads: list[Op] = field(default_factory=list)
     """The ops that read a row of a version at a place from the data."""
-    taken: list[Part] = field(default_factory=list)
+    taken: list[TakenRows] = field(default_factory=list)
     """The parts that others than versions are made of."""
 
     @property
@@ -270,7 +270,7 @@ def _joined(result: Value, found: Ring) -> Version | None:
         moved = (piece.start + found.versions[array].start - at - start) % found.held
         # Condition 1 of shift-in-place.
         if piece.array is not array or moved:
-            rows.append(Rows(at, piece))
+            rows.append(WrittenRows(at, piece))
         at += piece.size
     return Version(result, start, array, tuple(rows))
 
@@ -291,7 +291,7 @@ def _written(op: Op, found: Ring) -> Version | None:
     return Version(op.result, found.versions[array].start, array, op=op)
 
 
-def _parts(op: Op, found: Ring) -> list[Part]:
+def _parts(op: Op, found: Ring) -> list[TakenRows]:
     """What an op takes of a version, if that is rows at fixed places."""
     shape, axis = found.carry.param.shape, found.axis
     if op.name not in {"slice", "dynamic_slice", "gather", "split"}:
@@ -304,7 +304,7 @@ def _parts(op: Op, found: Ring) -> list[Part]:
         source = _source(value, found)
         if source is None:
             return []
-        parts.append(Part(value, source))
+        parts.append(TakenRows(value, source))
     return parts
 
 

@@ -28,7 +28,7 @@ from jaxpr_opt.ir.facts import memory, remembered
 from jaxpr_opt.ir.graph import Op, Value, is_sized
 from jaxpr_opt.ir.traits import ELEMENTWISE
 
-READS = frozenset({"dynamic_slice", "slice", "split", "unstack"})
+SLICING = frozenset({"dynamic_slice", "slice", "split", "unstack"})
 """Reads of windows with the axes of the array, but for some of one element."""
 
 Parts = Iterator[tuple[int, Box]]
@@ -72,7 +72,7 @@ def taken_apart(read: Op) -> TakenApart | None:
 def window_read(value: Value) -> Box | None:
     """The window at a known place that a value is of the first operand of its op."""
     op = value.op
-    if op is None or op.name not in {"gather", *READS}:
+    if op is None or op.name not in {"gather", *SLICING}:
         return None
     if op.name not in {"split", "unstack"}:
         return box_of(access(op))
@@ -126,12 +126,12 @@ def is_version(op: Op) -> bool:
     """Whether an op makes an array of arrays, windows of which are made of windows of theirs."""
     arrays = (*op.results, *op.operands)
     # Condition 3 of take-arrays-apart.
-    if op.name not in READS | _RULES.keys() or any(map(is_sharded, arrays)):
+    if op.name not in SLICING | _RULES.keys() or any(map(is_sharded, arrays)):
         return False
     # Condition 1 of take-arrays-apart.
     if not all(is_sized(array.shape) for array in arrays):
         return False
-    if op.name in READS:
+    if op.name in SLICING:
         return is_read(op)
     if op.name in WRITES:
         # Condition 1 of take-arrays-apart.
@@ -236,7 +236,7 @@ def _whole_parts(value: Value) -> Parts:
     """The operands of which a version is made."""
     op = value.op
     assert op is not None
-    if op.name in WRITES or op.name in READS:
+    if op.name in WRITES or op.name in SLICING:
         yield 0, whole(op.operands[0])
     else:
         yield from parts(value, whole(value))
@@ -322,6 +322,6 @@ _RULES: dict[str, Callable[[Op, Box], Parts]] = {
     "stack": _stacked,
     "transpose": _transposed,
 }
-_VIEWS = READS | {"broadcast_in_dim", "reshape", "squeeze", "transpose"}
+_VIEWS = SLICING | {"broadcast_in_dim", "reshape", "squeeze", "transpose"}
 _PUTTING = WRITES | {"concatenate", "pad", "stack"}
 """What puts windows into an array."""
