@@ -101,6 +101,10 @@ def hot(i, n=N, axis=-1):
     return jax.nn.one_hot(i, n, axis=axis)
 
 
+def at(ids):
+    return jnp.arange(N) == ids[:, None]
+
+
 PRODUCTS = {
     "a vector": lambda w, ids: hot(ids[0]) @ w,
     "rows": lambda w, ids: hot(ids) @ w,
@@ -109,7 +113,7 @@ PRODUCTS = {
     "turned": lambda w, ids: jnp.einsum("vab,vm->bam", hot(ids.reshape(3, 3), axis=0), w),
     "more of the table": lambda w, ids: jnp.tensordot(hot(ids), jnp.stack([w, 2 * w], 2), 1),
     "counted from two": lambda w, ids: (jnp.arange(N) + 2 == ids[:, None]).astype(w.dtype) @ w,
-    "of truth values": lambda w, ids: jnp.where(jnp.arange(N) == ids[:, None], 1.0, 0.0) @ w,
+    "of truth values": lambda w, ids: jnp.where(at(ids), 1.0, 0.0) @ w,
     "axes of one element": lambda w, ids: hot(ids[0]).reshape(1, 1, N) @ w,
     "small numbers": lambda w, ids: hot(ids.astype(jnp.int8)) @ w,
     "large numbers": lambda w, ids: hot(ids.astype(jnp.uint32)) @ w,
@@ -145,7 +149,10 @@ def test_products(name, bad):
         pytest.param(lambda w, ids: hot(ids, axis=0) @ jnp.ones((9, 2)), id="along the other axis"),
         pytest.param(lambda w, ids: (w[:, 0] > 3).astype(w.dtype) @ w, id="another mask"),
         pytest.param(lambda w, ids: jax.vmap(jnp.dot)(hot(ids), jnp.stack([w] * 9)), id="batch"),
-        pytest.param(lambda w, ids: jnp.tensordot(hot(ids[:N]), w @ w.T, 2), id="two sums"),
+        pytest.param(lambda w, ids: jnp.tensordot(hot(ids[:N], axis=0), w @ w.T, 2), id="two sums"),
+        pytest.param(lambda w, ids: jnp.where(at(ids), w[0, 0], 0.0) @ w, id="another number"),
+        pytest.param(lambda w, ids: jnp.where(at(ids), 1.0, 2.0) @ w, id="two elsewhere"),
+        pytest.param(lambda w, ids: jnp.broadcast_to(hot(ids[0]), (3, N)) @ w, id="one for all"),
         pytest.param(lambda w, ids: hot(ids) @ w.astype(jnp.complex64), id="complex numbers"),
     ],
 )  # fmt: skip
@@ -168,6 +175,11 @@ def test_what_takes_as_long_to_look_at():
         check_refuses(
             READ, trained, "f32[600,24]", "i32[9]", because="takes as long as the product"
         )
+
+
+def test_a_product_that_is_differentiated():
+    """(3) It stays."""
+    alone(READ, CHARACTERS, "f32[6,4]", "i32[3]", phase="differentiable", fires=False)
 
 
 def test_gradients():

@@ -255,11 +255,11 @@ def one_hot_row(array: Value, axis: int) -> OneHotRow | None:
         return None
     here = uniform(found.here) if isinstance(found.here, Value) else found.here
     # Condition 1 of read-one-hot-rows.
-    if here is None or here != 1 or found.elsewhere != 0:
+    if here != 1 or found.elsewhere != 0:
         return None
     rows = tuple(d for d, n in enumerate(array.shape) if n != 1 and d != axis)
     mask = found.mask
     # Condition 1 of read-one-hot-rows.
-    if mask.axis != axis or {*rows} != {*mask.rows}:
+    if {*rows} != {*mask.rows}:
         return None
     return OneHotRow(mask.number, mask.offset, mask.rows)
