@@ -76,6 +76,7 @@ from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
+from jaxpr_opt.passes.windows.put_parts_back import PutPartsBack
 from jaxpr_opt.passes.windows.read_one_hot_rows import ReadOneHotRows
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.windows.reduce_added_rows import ReduceAddedRows
@@ -115,6 +116,7 @@ WINDOWS = (
     AddInBranches(),
     WriteAfterBranches(),
     WriteAfterLoops(),
+    PutPartsBack(),
     WriteToWholeArrays(),
     WriteRowsTogether(),
     NarrowReads(),
@@ -131,12 +133,15 @@ WINDOWS = (
     SliceKnownWindows(),
 )
 
+SUPPLIERS = (
+    StackChoices(), StackReadWindows(), NarrowResiduals(), ShareShiftedStacks(),
+    StackEnteringRows(), UndoCarriedWrites(),
+)  # fmt: skip
 ROWS = (ReadOneHotRows(), ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 
 REASSOCIATING = (
-    ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows(),
-    ReduceAddedRows("all"),
+    ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all")
 )  # fmt: skip
 """What runs only under `optimize(reassociate=True)`."""
 
@@ -155,16 +160,7 @@ STAGES = (
     # Only now can the masks of the transposed loops be compared, so that they merge too.
     (*RESIDUALS, CollapseLoops("upfront")),
     # Residuals of the one loop: free sources, the minimum cut, then what supplies its values.
-    (
-        *RESIDUALS,
-        *WINDOWS,
-        StackChoices(),
-        StackReadWindows(),
-        NarrowResiduals(),
-        ShareShiftedStacks(),
-        StackEnteringRows(),
-        UndoCarriedWrites(),
-    ),
+    (*RESIDUALS, *WINDOWS, *SUPPLIERS),
     # The number of a step is known.
     (ReplayInnerLoops(), ReplaySteps(), ForwardKnownStacks()),
     # Loops whose writes have been undone.

@@ -67,3 +67,13 @@ def dominates(value: Value, op: Op) -> bool:
         return False
     producer = value.op
     return producer is None or home.order(producer) < home.order(ancestor)
+
+
+def is_not_before(op: Op, spot: Op) -> bool:
+    """Whether an op, or one that it is in, is another op or comes after it in its region."""
+    region = spot.region
+    while op.region is not region:
+        assert op.parent is not None
+        op = op.parent
+    assert region is not None
+    return region.order(op) >= region.order(spot)

@@ -41,6 +41,8 @@ from jaxpr_opt.bridge.parameters import (
     is_resharded,
     padding_of,
     permutation_of,
+    starts_of,
+    strides_of,
 )
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.nesting import phase_of
@@ -102,6 +104,19 @@ def squeezed_back(op: Op) -> Value | None:
     return inner.operands[0]
 
 
+def sliced_at_once(op: Op) -> Plainer | None:
+    """The law slice(slice(x)) = slice(x)."""
+    inner = op.operands[0].op
+    if inner is None or inner.name != "slice":
+        return None
+    steps = [strides_of(each) for each in (inner, op)]
+    if any(step != 1 for each in steps for step in each):  # (1)
+        return None
+    starts = [a + b for a, b in zip(starts_of(inner), starts_of(op), strict=True)]
+    limits = [a + n for a, n in zip(starts, op.result.shape, strict=True)]
+    return Plainer(lambda x: lax.slice(x, starts, limits), inner.operands)
+
+
 def spread_at_once(op: Op) -> Plainer | None:
     """The law reshape(broadcast(x)) = broadcast(x), where axes of size 1 come or go."""
     inner = op.operands[0].op
@@ -139,7 +154,7 @@ LAWS: Laws = {
     "reduce_sum": (first,),
     "reshape": (first_if(is_in_order), reshaped_twice, spread_at_once),
     "rev": (involution,),
-    "slice": (first,),
+    "slice": (first, sliced_at_once),
     "squeeze": (first, squeezed_back, spread_at_once),
     "stop_gradient": (first,),
     "transpose": (first_if(keeps_axes), transposed_at_once, written_back),

@@ -22,6 +22,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `sink-select-into-update`       a select between an array and its update selects the window
 `write-after-branches`          a write in a branch moves after the cond
 `write-after-loops`             writes into all rows move after the loop over the rows
+`put-parts-back`                all parts of an array, put together, are the array, written to
 `write-to-whole-arrays`         a window that is read, written and put back is written to the array
 `write-rows-together`           rows of a batch that are written at one place are one window
 `recognize-one-hot`             a mask with one true element becomes an index
@@ -49,6 +50,7 @@ one of ``False``::
     where(p, a.at[i].set(v), a)          = a.at[i].set(where(p, v, a[i]))
     cond(p, a.at[i].set(v), a)           = a.at[i].set(cond(p, v, a[i]))
     scan(a[k] -> a[k].at[i].set(v[k]))   = a.at[:, i].set(v)
+    stack([f(a[0]), a[1]])               = a.at[0].set(f(a[0]))
     a.at[i].set(a[i].at[j].set(v))       = a.at[i, j].set(v)
     a[k].at[where(p[k], i, n)].set(v[k]) = a.at[:, i].set(where(p, v, a[:, i]))
     where(arange(n) == i, v, a)          = a.at[i].set(v[i])

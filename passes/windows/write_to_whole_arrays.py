@@ -48,7 +48,7 @@ from jaxpr_opt.builders.whole_writes import written_to_whole
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op
-from jaxpr_opt.ir.nesting import dominates
+from jaxpr_opt.ir.nesting import dominates, is_not_before
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -88,14 +88,14 @@ class WriteToWholeArrays(Pass):
         at = _spot(found)
         if _is_read_after(found, at):
             return "the window is read as it was before"
-        if any(_is_after(u, at) and not _is_apart(u, outer) for u in _others(outer)):
+        if any(is_not_before(u, at) and not _is_apart(u, outer) for u in _others(outer)):
             return "the array is read as it was before"
         return None
 
     def rewrite(self, match: PutBack, rw: Rewriter) -> None:
         found = match.nested
         read, inner, outer, at = found.read, found.inner, found.outer, _spot(found)
-        later = [user for user in _others(outer) if _is_after(user, at)]
+        later = [user for user in _others(outer) if is_not_before(user, at)]
         operands = outer.array, inner.value, *inner.indices, *read.indices
         whole = rw.typed(
             partial(written_to_whole, found), outer.op.result.aval, *operands, before=at
@@ -142,21 +142,11 @@ def _others(outer: Access) -> list[Op]:
     return [user for user in outer.array.users if user is not outer.op]
 
 
-def _is_after(op: Op, spot: Op) -> bool:
-    """Whether an op, or one that it is in, comes after a place."""
-    region = spot.region
-    while op.region is not region:
-        assert op.parent is not None
-        op = op.parent
-    assert region is not None
-    return region.order(op) >= region.order(spot)
-
-
 def _is_read_after(found: Nested, spot: Op) -> bool:
     """Whether the window that is read is needed once it is written."""
     chain = [found.read.op, *found.before]
     users = {user for op in chain for user in op.result.users}
-    return any(_is_after(user, spot) for user in users - {*chain, found.inner.op})
+    return any(is_not_before(user, spot) for user in users - {*chain, found.inner.op})
 
 
 def _is_apart(op: Op, outer: Access) -> bool:

@@ -96,6 +96,8 @@ def test_numbers_without_a_derivative(dtype, left):
         lambda x: lax.squeeze(lax.reshape(x, (3, 1, 2)), (1,)),
         lambda x: lax.reshape(lax.broadcast_in_dim(x, (2, 2, 3), (1, 2)), (4, 3)),
         lambda x: lax.squeeze(lax.slice(x, (0, 0), (1, 3)), (0,)),
+        lambda x: lax.slice(lax.slice(x, (0, 0), (2, 3), (1, 2)), (0, 1), (2, 2)),
+        lambda x: lax.slice(lax.slice(x, (0, 0), (1, 3)), (0, 0), (1, 3), (1, 2)),
         lambda x: lax.transpose(jnp.sin(x), (1, 0)),
         lambda x: lax.rev(lax.rev(x, (0,)), (1,)),
         lambda x: lax.reshape(x[:, None], (6,), dimensions=(2, 1, 0)),
@@ -105,6 +107,25 @@ def test_numbers_without_a_derivative(dtype, left):
 def test_other_elements_or_another_order(program):
     """(1) Two ops that leave something behind them."""
     assert len(left_of(program, "differentiable")) == 2
+
+
+def test_a_slice_of_a_slice_is_one():
+    def program(x):
+        return lax.slice(lax.slice(x, (1, 0), (5, 3)), (1, 1), (3, 2))
+
+    check_rewrite(
+        REMOVE,
+        program,
+        "f32[6,3]",
+        diff="""
+            fn (x:f32[6,3]) {
+              s:f32[4,3] = slice[1:5, :] x
+          -   s1:f32[2,1] = slice[1:3, 1:2] s
+          +   s1:f32[2,1] = slice[2:4, 1:2] x
+              return s1
+            }
+        """,
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ one op
 `selections`, `read_rows`   reads of a part of some axes; which ops need to compute only that
 `selected_versions`         versions of an array, of which a select chooses
 `branch_writes`             the windows that branches of a cond write
+`put_parts`                 all parts of an array, put together again
 `nested`                    a write to a window that is then put back into its array
 `moved_writes`              data movement of what is written, before the write
 `mapped_windows`            what is made of a window in zeros, before the write
