@@ -675,3 +675,14 @@ def test_one_row_among_numbers(use, because):
         assert run_alone((RECOGNIZE,), graph).record(RECOGNIZE.name, False).rewrites
     else:
         check_refuses(RECOGNIZE, program, "f32[8]", because=because)
+
+
+def test_a_number_that_an_op_of_several_results_makes():
+    """A loop may carry more than the index."""
+
+    def program(b, xs):
+        start = jnp.int32(0), b[0]
+        i, last = lax.fori_loop(0, 3, lambda n, c: (c[0] + n, c[1] * xs[n]), start)
+        return lax.fori_loop(0, 2, lambda _, b: jnp.where(jnp.arange(N) == i, last, b), b)
+
+    alone(RECOGNIZE, program, "f32[8]", "f32[8]", fires=True)

@@ -29,10 +29,11 @@ def _spread_dims(op: Op) -> tuple[int, ...] | None:
     """Which axis of its result each axis of its operand is, if an op only repeats its elements."""
     if op.name == "broadcast_in_dim":
         return broadcast_dimensions_of(op)
+    if op.name != "reshape":
+        return None
     shape = op.result.shape
     dims = tuple(d for d, n in enumerate(shape) if n != 1)
-    is_same = op.name == "reshape" and tuple(shape[d] for d in dims) == op.operands[0].shape
-    return dims if is_same else None
+    return dims if tuple(shape[d] for d in dims) == op.operands[0].shape else None
 
 
 def case_within(select: Op, which: Value, case: int, count: int) -> int | None:
