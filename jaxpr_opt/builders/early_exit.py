@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.steps.first_taken import are_first
+from jaxpr_opt.analysis.steps.first_taken import are_first, rows_below
 from jaxpr_opt.analysis.steps.going_on import going_on, settles
 from jaxpr_opt.analysis.steps.questions import is_known_in_steps
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
@@ -36,6 +36,7 @@ from jaxpr_opt.builders.taken_steps import (
     predicate_of,
 )
 from jaxpr_opt.builders.unless_finite import surround
+from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import reads
 from jaxpr_opt.ir.graph import Constant, Op, Region, Scan, Value
@@ -115,10 +116,24 @@ def _stop(plan: Plan, rw: Rewriter) -> Value:
     """The row before which the loop stops, if it does not stop sooner by its predicate."""
     stop = plan.steps
     if stop is None:
-        stop = (last_step_found if plan.one_by_one else last_step)(plan.skip, rw)
+        is_found = plan.one_by_one or _is_one_number(plan.skip)
+        stop = (last_step_found if is_found else last_step)(plan.skip, rw)
     if plan.every > 1 and not isinstance(stop, Constant):
         stop = rw.insert(partial(_whole, plan.every), stop, before=plan.skip.scan)
     return stop
+
+
+def _is_one_number(skip: Skip) -> bool:
+    """Whether looking at one number of each row, from the last to the first, takes less memory than
+    at those of all rows, and no more time than the steps that this leaves out.
+    """
+    if skip.kind == "carried" or rows_below(skip) is not None or cost_model().asks_the_host:
+        return False
+    asked = [v for op in skip.slice for v in op.results] + [skip.predicate]
+    counters = {carry.param for carry, _ in skip.counters}
+    is_short = skip.scan.length <= limits.ROWS_NUMBERED_AT_ONCE
+    is_counted = counters & (reads(skip.slice) | {skip.predicate})
+    return not is_short and not is_counted and all(v.size == 1 for v in asked)
 
 
 def _run(plan: Plan, stop: Value, skipped: Sequence[SkippedRow], rw: Rewriter) -> _Ended:

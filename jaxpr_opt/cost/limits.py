@@ -170,6 +170,9 @@ NUMBERS_LOOKED_AT = 256
 EXACT_NUMBERS = 2**23
 """Integers up to this are exact as floats."""
 
+ROWS_NUMBERED_AT_ONCE = 256
+"""Rows whose numbers may be an array, to find the last one that a mask tells: 1 kB."""
+
 ARRAYS_OF_A_FUNCTION = 24
 """Arrays that the steps of a loop hand on, or reduce, where XLA:CPU makes one function of it. It
 compiles a loop that hands on 26 for 7 s instead of 0.8, one that hands on 61 for minutes, and one

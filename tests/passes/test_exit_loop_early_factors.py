@@ -25,7 +25,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
-from tests.loops import alone
+from tests.loops import alone, compiled
 from tests.prices import EAGER, FREE, Eager
 
 EXIT = ExitLoopEarly()
@@ -559,3 +559,20 @@ def test_a_loop_in_reverse():
         return lax.scan(step, x, (rows, mask), reverse=True)[0]
 
     alone(EXIT, program, "f32[2]", "f32[6,2]", "bool[6]", fires=False)
+
+
+# ---------------------------------------------------------------- how the last step is found
+
+
+@pytest.mark.parametrize("length", [256, 257])
+@pytest.mark.parametrize("taken", [(), (0,), (1, 3), (255,)])
+def test_a_long_mask_is_asked_from_its_end(length, taken):
+    """An array of the numbers of all its rows would be larger than the mask."""
+
+    def program(c, mask):
+        step = lambda c, p: (jnp.where(p, c + 1, c), None)
+        return lax.scan(step, c, mask)[0]
+
+    mask = jnp.zeros(length, bool).at[jnp.array(taken, int)].set(True)
+    graph = alone(EXIT, program, jnp.ones(3), mask, fires=True, evaluate=compiled)
+    assert len([op for op in graph.walk() if isinstance(op, While)]) == length - 255

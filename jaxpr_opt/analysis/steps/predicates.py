@@ -53,7 +53,7 @@ def predicate_root(value: Value) -> Value:
 def candidates_of(scan: Scan) -> tuple[Value, ...]:
     """Bools of the body that choose: selectors of its conds, masks of its selects, what it makes
     factors of; in this order. Then the truth values that these are made of by logic: ``or done (lt
-    error bound)``. Then those that it stacks, for loops that choose by them.
+    error bound)``. Then those that it stacks, for loops that choose by them, and their parts.
     """
     of_conds, of_selects, factors = (dict[Value, None]() for _ in range(3))
     for op in scan.body.ops:
