@@ -24,10 +24,10 @@ end the loop early. Sound when
 
 It fires if a step with a zero row changes nothing, or nothing that is read, given that zero times
 what else it computes is zero (`jaxpr_opt.analysis.steps.skips`), and if no other predicate skips
-steps of the loop. The row must be one of an argument, and smaller than a carry, as one number for
-each row of a batch is. A single number for a whole step is rather a rate or a length of time, so it
-must also be subtracted from one. In the backward half of a gradient nothing fires: masks were asked
-about before the gradient was split.
+steps of the loop. The row must be one of an argument, or of truth values that were converted before
+the loop, and smaller than a carry, as one number for each row of a batch is. A single number for a
+whole step is rather a rate or a length of time, so it must also be subtracted from one. In the
+backward half of a gradient nothing fires: masks were asked about before the gradient was split.
 
 Cost: none. Where no loop ends early, XLA drops the question.
 Source: masks of padded sequences, as those of `optax.ctc_loss`.

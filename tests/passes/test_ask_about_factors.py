@@ -254,6 +254,22 @@ def test_what_the_program_computes():
     alone(ASK, program, "f32[2,3]", "f32[6,2,3]", "f32[6,2]", fires=False)
 
 
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_a_mask_that_is_made_before_the_loop(lengths):
+    """A step sees numbers; that they were truth values is known."""
+
+    def program(h, rows, lengths):
+        mask = (lax.iota(jnp.int32, STEPS)[:, None] < lengths).astype(jnp.float32)
+        return blended(WEIGHTS, h, rows, mask)
+
+    args = jnp.ones((ROWS, SIZE)), ROWS_GIVEN, jnp.int32(lengths)
+    alone(ASK, program, *args, fires=True)
+    with using(EAGER):
+        graph, _ = observe.optimized(program, args, {})
+    assert any(isinstance(op, While) for op in graph.walk())
+    assert_close(evaluate_exactly(graph, *args), [program(*args)])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "complex64", "int32"])
 def test_dtypes(dtype):
     with jax.enable_x64(True):

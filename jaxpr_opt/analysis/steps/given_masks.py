@@ -1,8 +1,9 @@
-"""Arguments of floats that may be masks: small ones, some of whose numbers may be zero."""
+"""Floats that may be masks: few, of arguments or truth values, some of which may be zero."""
 
 from __future__ import annotations
 
 from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.flags import is_flag
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.ir.dataflow import other_side, source_through
 from jaxpr_opt.ir.graph import Graph, Value
@@ -10,11 +11,11 @@ from jaxpr_opt.ir.traits import VIEWING
 
 
 def may_be_a_mask(array: Value, masked: int) -> bool:
-    """Whether floats are those of an argument, moved, and fewer than so many elements that they
-    would mask: a number for each of them is rather a weight.
+    """Whether floats are those of an argument, moved, or zeros and ones, and fewer than so many
+    elements that they would mask: a number for each of them is rather a weight.
     """
     is_small = array.size < masked and dtypes.is_inexact(array.dtype)
-    return is_small and uniform(array) is None and _is_given(array)
+    return is_small and uniform(array) is None and (_is_given(array) or is_flag(array))
 
 
 def _is_given(array: Value) -> bool:
