@@ -244,9 +244,9 @@ def test_text():
 @pytest.mark.parametrize("s", [0, 3, -1, 7])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_values(name, s):
-    """Also if the first state is out of range."""
+    """Also if the first state is out of range; what goes on may be most of a step."""
     program, args = PROGRAMS[name], (X, jnp.int32(s))
-    with using(EAGER):
+    with using(EAGER.but(noticed=1.0)):
         alone(ASK, program, *args, fires=True)
         found, _ = observe.optimized(program, args, {})
     assert any(isinstance(op, While) for op in found.walk())
@@ -370,12 +370,14 @@ def test_a_truth_value_that_would_be_asked_by_itself():
 def test_rows_that_are_marked():
     """A step marks some rows, for all that is known, and changes those: `update-states` does so."""
 
-    def program(x, ids):
-        def step(x, i):
-            hits = jnp.zeros(len(x), jnp.int32).at[i].add(1)
-            return jnp.where((hits > 0)[:, None], jnp.sin(x), x), None
+    def program(x, age, ids):
+        def step(carry, ti):
+            (x, age), (t, i) = carry, ti
+            hits = jnp.zeros((len(x), 1), jnp.int32).at[i].add(1)
+            x = jnp.where(hits > 0, jnp.sin(x), x)
+            return (x, jnp.where(hits[:, 0] > 0, t, age)), None
 
-        return lax.scan(step, x, ids)[0]
+        return lax.scan(step, (x, age), (jnp.arange(5), ids))[0]
 
     with using(EAGER):
-        alone(ASK, program, "f32[9,2]", "i32[5,3]", fires=False)
+        alone(ASK, program, "f32[9,2]", "i32[9]", "i32[5,3]", fires=False)
