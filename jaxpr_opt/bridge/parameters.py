@@ -261,9 +261,8 @@ _OF_RESULT = frozenset({"broadcast_in_dim", "reshape"})
 """Ops that say the sizes of the result, not those of what they read."""
 
 
-def of_rows(op: Equation, axis: int | None, to: int, rows: int = 1) -> dict[str, Any]:
-    """The parameters of an op that makes rows along one axis of rows along another, for one row, or
-    another number of them.
+def of_one_row(op: Equation, axis: int | None, to: int) -> dict[str, Any]:
+    """The parameters of an op that makes rows along one axis of rows along another, for one row.
 
     No axis: the op reads all of its first operand for each row.
     """
@@ -273,7 +272,7 @@ def of_rows(op: Equation, axis: int | None, to: int, rows: int = 1) -> dict[str,
     sizes = list(_read(op, name))
     at = to if op.name in _OF_RESULT else axis
     if at is not None:
-        sizes[at] = rows
+        sizes[at] = 1
     return {**op.params, name: tuple(sizes)}
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.streamed_rows import Row, StreamedRows
-from jaxpr_opt.bridge.parameters import dimension_of, of_rows
+from jaxpr_opt.bridge.parameters import dimension_of, of_one_row
 from jaxpr_opt.builders.residual_transfer import streamed
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Scan, Value
@@ -59,7 +59,7 @@ class _Step:
         if op.name == "iota" and axis is not None:
             return self._numbers(op, axis)
         operands = [self.row(part) for part in parts]
-        params = None if axis is None else of_rows(op, parts[0].axis, axis)
+        params = None if axis is None else of_one_row(op, parts[0].axis, axis)
         return on_others(op, operands, self.rw, before=self.before, params=params)
 
     def _numbers(self, op: Op, axis: int) -> Value:

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.windows.row_readers import RowReader, made_before
-from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, of_rows
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, of_one_row
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -46,7 +46,7 @@ def _made(op: Op, axis: int, to: int, made: dict[Value, Value], end: Op, rw: Rew
     scan = end.parent
     assert isinstance(scan, Scan)
     operands = [made[v] if v in made else _outer(op, v, to, scan, rw) for v in op.operands]
-    return on_others(op, operands, rw, before=end, params=of_rows(op, axis, to))
+    return on_others(op, operands, rw, before=end, params=of_one_row(op, axis, to))
 
 
 def _outer(op: Op, value: Value, to: int, scan: Scan, rw: Rewriter) -> Value:

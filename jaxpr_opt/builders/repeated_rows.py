@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.analysis.windows.window_primitives import (
-    has_leading_rows,
+    leading_rows,
     mirrored,
     window_sizes,
 )
@@ -75,8 +75,12 @@ def is_alike(piece: Piece, other: Piece) -> bool:
     """
     if _form(piece) == _form(other):
         return True
-    one, two = ((each.result.shape[:1], *_form(each)[3:]) for each in (piece, other))
-    return has_leading_rows(piece.op) and has_leading_rows(other.op) and one == two
+    rows = leading_rows(piece.op)
+    one, two = (
+        (each.result.shape[:rows], mirrored(each.op).start_index_map, *_form(each)[3:])
+        for each in (piece, other)
+    )
+    return rows > 0 and leading_rows(other.op) == rows and one == two
 
 
 def _form(piece: Piece) -> tuple[Any, ...]:
@@ -141,21 +145,22 @@ class Rows:
 
     @property
     def _left_out(self) -> tuple[int, ...]:
-        return (0,) if has_leading_rows(self._piece.op) else _left_out(self._piece)
+        """The axes of an array that its rows do not have."""
+        rows = leading_rows(self._piece.op)
+        return tuple(range(rows)) if rows else _left_out(self._piece)
 
     def _window(self, array: jax.Array) -> tuple[int, ...]:
         """The sizes of a window."""
-        is_row = has_leading_rows(self._piece.op)
-        return (1, *array.shape[1:]) if is_row else window_sizes(self._piece.op)
+        rows = leading_rows(self._piece.op)
+        return (*[1] * rows, *array.shape[rows:]) if rows else window_sizes(self._piece.op)
 
     def _axes(self, array: jax.Array) -> tuple[int, ...]:
         return tuple(range(1, array.ndim - len(self._left_out) + 1))
 
     def _shaped(self, piece: Piece, rows: jax.Array) -> jax.Array:
         """Rows of an array of a scatter, which may leave out axes of one element."""
-        if not has_leading_rows(piece.op):
-            return rows
-        return lax.reshape(rows, (len(rows), *piece.result.shape[1:]))
+        lead = leading_rows(piece.op)
+        return lax.reshape(rows, (len(rows), *piece.result.shape[lead:])) if lead else rows
 
 
 def _put(piece: Piece) -> Literal["add", "set"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from itertools import islice
 from math import prod
 from typing import Any
@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States
-from jaxpr_opt.bridge.parameters import of_rows
+from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
 from jaxpr_opt.builders.repeated_rows import Rows
 from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
-from jaxpr_opt.ir.graph import Value
-from jaxpr_opt.ir.traits import ELEMENTWISE
+from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import ELEMENTWISE, PICKING
 
 
 def operands(found: States) -> list[Value]:
@@ -106,15 +106,35 @@ def _evaluated(
         is_spread = bool(value.shape) and not x.shape
         made[value] = lax.broadcast(x, _shape(found, value, shape)) if is_spread else x
     for op in found.ops:
-        params = op.params if op.name in ELEMENTWISE else of_rows(op, 0, 0, shape[0])
-        made[op.result] = bound(op, *(made[v] for v in op.operands), params=params)
+        make = bound if op.name in ELEMENTWISE or not found.rows else partial(_of_rows, found)
+        made[op.result] = make(op, *(made[v] for v in op.operands))
     return [made[array.next] for array in found.arrays]
 
 
 def _shape(found: States, value: Value, first: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of rows of an array, where those of the first array have such a shape."""
-    is_first = value.shape == found.arrays[0].param.shape
-    return first if is_first or not found.has_rows else (first[0], *value.shape[1:])
+    if not found.rows:
+        return first
+    inner = len(found.arrays[0].param.shape) - found.rows
+    return (*first[: len(first) - inner], *value.shape[found.rows :])
+
+
+def _of_rows(found: States, op: Op, array: jax.Array) -> jax.Array:
+    """What an op that lays out each row by itself, or picks of it, makes of some rows, which may
+    lie along one axis, not several.
+    """
+    rows = found.rows
+    lead = array.shape[: array.ndim - len(op.operands[0].shape) + rows]
+    less = rows - len(lead)
+    if op.name in PICKING:
+        axes = tuple(axis - less for axis in axes_of(op))
+        picked: jax.Array = bound(op, array, params={**op.params, "axes": axes})
+        return picked
+    shape = (*lead, *op.result.shape[rows:])
+    if op.name != "broadcast_in_dim":
+        return lax.reshape(array, shape)
+    to = [axis - less for axis in broadcast_dimensions_of(op)[rows:]]
+    return lax.broadcast_in_dim(array, shape, (*range(len(lead)), *to))
 
 
 def _arrays(found: States, outer: Sequence[Any], carried: Sequence[Any]) -> dict[Value, Any]:

@@ -27,7 +27,7 @@ step reads in two places (skip-gram, matrix factorization with one table), so th
 its gradient; counts, means and marks of rows (lazy Adam, memories of nodes, rates by visits). The
 arrays are carried by a loop, or arguments of the program. Sound when
 
-1. every op that depends on the gradient is elementwise, or, if rows lie along the first axis, lays
+1. every op that depends on the gradient is elementwise, or, if rows lie along the first axes, lays
    out each row by itself, or picks of it; and all of them compute the next arrays, from those
    arrays, from arrays with the same rows from outside of the loop, from one row for all, and from
    scalars. A scalar that changes from step to step only scales, or chooses between what is the same
@@ -37,7 +37,7 @@ arrays are carried by a loop, or arguments of the program. Sound when
    gradient is combined with arrays that are not finite whatever they are made of, as those of optax
    are, all elements before the loop, and the changed rows after each step. If a test of scalars
    fails, that step computes all elements; else, every later step does;
-3. windows are rows: equal or disjoint; of several arrays, those along their first axis. Each row
+3. windows are rows: equal or disjoint; of several arrays, those along their first axes. Each row
    sums all that belongs to it, in the order of the rows, op by op, as the gradient does, and equal
    rows get equal writes. What is set, not added, is one number.
 

@@ -235,6 +235,15 @@ def test_a_number_for_each_row(step, mode, number):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["averaged", "lazy", "limited", "touched"])
+def test_a_number_for_each_row_of_a_batch(name):
+    """(1, 3) Rows lie along two axes: those of each table are its own."""
+    args = [jnp.stack([each, each[::-1]]) for each in arguments()]
+    program = jax.vmap(rows(ROWS[name]), (0, 0, 0, 0, 0, 0, None))
+    same(program, *args[:-1], args[-1][0])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1.0, np.inf, np.nan])
 def test_rows_that_are_marked_once(number):
     """(2) Elsewhere a select leaves the array as it is, whatever its numbers are: none is asked."""

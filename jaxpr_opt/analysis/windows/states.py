@@ -18,7 +18,7 @@ from jaxpr_opt.analysis.values import float_bounds
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
-from jaxpr_opt.analysis.windows.window_primitives import has_leading_rows
+from jaxpr_opt.analysis.windows.window_primitives import leading_rows
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost import limits
@@ -63,9 +63,11 @@ class States:
         return self.body.owner if isinstance(self.body.owner, Scan) else None
 
     @property
-    def has_rows(self) -> bool:
-        """Whether all arrays have the rows of the gradient along their first axis."""
-        return has_leading_rows(self.pieces[0].op)
+    def rows(self) -> int:
+        """Along how many first axes all arrays have the rows of the gradient; 0 if they have one
+        shape.
+        """
+        return leading_rows(self.pieces[0].op)
 
     @property
     def factors(self) -> list[Value]:
@@ -150,7 +152,7 @@ class _Search:
     """The elementwise ops that depend on a sparse gradient, with all that they read."""
 
     def __init__(self, body: Region, piece: Piece) -> None:
-        self.body, self.shape, self.has_rows = body, piece.result.shape, has_leading_rows(piece.op)
+        self.body, self.shape, self.rows = body, piece.result.shape, leading_rows(piece.op)
         self.is_loop = isinstance(body.owner, Scan)
         self.pieces: dict[Op, Piece] = {}
         self.ops: dict[Op, None] = {}
@@ -187,15 +189,16 @@ class _Search:
 
     # Condition 1 of update-states.
     def _keeps_rows(self, op: Op) -> bool:
-        """Whether an op is elementwise, or makes each row, along the first axis, of one."""
+        """Whether an op is elementwise, or makes each row, along the first axes, of one."""
         if op.name in ELEMENTWISE:
             return True
-        return self.has_rows and op.name in LAYING | PICKING and row_axis(op, 0, 0) == 0
+        is_laid = self.rows > 0 and op.name in LAYING | PICKING and self._has_rows(op.operands[0])
+        return is_laid and all(row_axis(op, 0, axis) == axis for axis in range(self.rows))
 
     # Condition 3 of update-states.
     def _has_rows(self, value: Value) -> bool:
         """Whether an array has the rows of the gradient."""
-        is_alike = self.has_rows and value.shape[:1] == self.shape[:1]
+        is_alike = self.rows > 0 and value.shape[: self.rows] == self.shape[: self.rows]
         return is_alike or value.shape == self.shape
 
     def _is_end(self, user: Op) -> bool:
@@ -226,7 +229,8 @@ class _Search:
         is_outer = all(op.region is self.body and can_move(op) for op in made)
         is_outer = is_outer and not any(v.op is None and self.body.defines(v) for v in read)
         # Condition 1 of update-states.
-        if self.has_rows and self.is_loop and value.shape[0] == 1 and is_outer:
+        is_one = self.rows > 0 and value.shape[: self.rows] == (1,) * self.rows
+        if is_one and self.is_loop and is_outer:
             self.scalars[value] = value
             self.before |= dict.fromkeys(made)
         else:

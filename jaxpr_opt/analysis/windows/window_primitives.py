@@ -73,12 +73,15 @@ def window_sizes(scatter: Op) -> tuple[int, ...]:
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
 
 
-def has_leading_rows(scatter: Op) -> bool:
-    """Whether the windows that a scatter writes are rows along the first axis of the array."""
+def leading_rows(scatter: Op) -> int:
+    """Along how many first axes of the array the windows that a scatter writes are rows, those of a
+    batch included; 0 if they are none.
+    """
     numbers, shape = mirrored(scatter), scatter.result.shape
-    if (*numbers.start_index_map,) != (0,) or numbers.operand_batching_dims:
-        return False
-    return 0 in numbers.collapsed_slice_dims and window_sizes(scatter)[1:] == shape[1:]
+    rows = (*numbers.operand_batching_dims, *numbers.start_index_map)
+    missing = {*numbers.operand_batching_dims, *numbers.collapsed_slice_dims}
+    are_whole = window_sizes(scatter)[len(rows) :] == shape[len(rows) :]
+    return len(rows) if rows == (*range(len(rows)),) and missing >= {*rows} and are_whole else 0
 
 
 def indexed_axes(op: Op) -> tuple[int, ...]:
