@@ -13,7 +13,7 @@ from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.nesting import is_in_a_loop, with_parents
 from jaxpr_opt.ir.traits import can_move, is_arithmetic
 
-_SPREADING = frozenset({"broadcast_in_dim", "convert_element_type"})
+_SPREADING = frozenset({"broadcast_in_dim", "convert_element_type", "reshape"})
 """What makes a mask of truth values."""
 
 
