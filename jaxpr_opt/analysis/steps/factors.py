@@ -21,7 +21,6 @@ from jaxpr_opt.analysis.steps.skips import Computed, Skip
 from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.float_bounds import Bounds, bounds
 from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
-from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import inputs, source_through
@@ -113,16 +112,16 @@ def _factors(skip: Skip) -> Factors | str:
         # Condition 13 of exit-loop-early.
         if not is_ranged(value.dtype):
             return f"it is not known how large {value.label} may be"
-        if dtypes.is_inexact(value.dtype) and bounds(value).is_finite:
-            bounded[value] = bounds(value)
-        elif value in nexts:
+        if value in nexts:
             changing[value] = skipped[nexts[value]]
             pending.append(changing[value])
         elif value.owner is body or not body.defines(value):
             read[value] = source_through(streams.get(value, value), _has_same_numbers)
-        # Condition 13 of exit-loop-early.
         elif value.op is None or value.op.name not in RANGES:
-            return f"it is not known how large {value.label} may be"
+            # Condition 13 of exit-loop-early.
+            if not bounds(value).is_finite:
+                return f"it is not known how large {value.label} may be"
+            bounded[value] = bounds(value)
         elif value.op not in needed:
             needed.add(value.op)
             pending += [skipped[v] for v in value.op.operands]
