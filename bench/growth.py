@@ -65,7 +65,7 @@ nothing else, and ends after the last event.
 EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "slices": (COPIES, LINEAR),
     "slices, written by where": (QUADRATIC, LINEAR),
-    "slices, write or not": (COPIES, LINEAR),
+    "slices, write or not": (COPIES, Powers(1, 1, 1, iteration=0)),
     "slices, ragged batch": (QUADRATIC, LINEAR),
     "slices, read whole": (QUADRATIC, COPIES),
     "recurrence": (COPIES, LINEAR),
