@@ -132,7 +132,7 @@ def _is_one_number(skip: Skip) -> bool:
     asked = [v for op in skip.slice for v in op.results] + [skip.predicate]
     counters = {carry.param for carry, _ in skip.counters}
     is_short = skip.scan.length <= limits.ROWS_NUMBERED_AT_ONCE
-    is_counted = counters & (reads(skip.slice) | {skip.predicate})
+    is_counted = counters & skip.asked
     return not is_short and not is_counted and all(v.size == 1 for v in asked)
 
 

@@ -16,7 +16,6 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.any_row import any_true
 from jaxpr_opt.builders.skipped_steps import is_taken
 from jaxpr_opt.builders.step_rows import row_at
-from jaxpr_opt.ir.dataflow import reads
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -47,7 +46,7 @@ def last_step(skip: Skip, rw: Rewriter) -> Value:
     first = rows_below(skip)
     if first is not None:
         return rw.insert(partial(_rows_below, first, n), first.bound, before=scan)
-    asked = reads(skip.slice) | {skip.predicate}
+    asked = skip.asked
     streams = (s for s in scan.streams if s.param in asked)
     rows = {s.param: _view_of_its_own(s.operand, scan, rw) for s in streams}
     for carry, step in skip.counters:
@@ -69,7 +68,7 @@ def last_step_found(skip: Skip, rw: Rewriter) -> Value:
     predicate, body = rw.new_region(inits), rw.new_region(inits)
     (rows,), end = predicate.params, predicate.terminator
     row = rw.insert(_before, rows, before=end)
-    asked = reads(skip.slice) | {skip.predicate}
+    asked = skip.asked
     known = {s.param: row_at(s, row, scan, end, rw) for s in scan.streams if s.param in asked}
     taken = predicate_of(skip, known, end, rw)
 

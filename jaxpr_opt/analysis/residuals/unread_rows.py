@@ -24,7 +24,7 @@ from jaxpr_opt.analysis.values.flags import compared_with_zero
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.dataflow import depending_on, inputs, reads
+from jaxpr_opt.ir.dataflow import depending_on, inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.traits import (
@@ -113,7 +113,7 @@ def feeders(skip: Skip) -> tuple[Scan, ...]:
 
 
 def _only_feeds(scan: Scan, skip: Skip) -> bool:
-    reader, asked = skip.scan, reads(skip.slice) | {skip.predicate}
+    reader, asked = skip.scan, skip.asked
     # Condition 10 of exit-loop-early.
     if scan.region is not reader.region or scan.reverse:
         return False

@@ -16,6 +16,7 @@ import numpy as np
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.masked_rows import facts_of
 from jaxpr_opt.analysis.steps.predicates import (
+    asked_for,
     candidates_of,
     counted,
     is_kind,
@@ -66,7 +67,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
         if kind == "upfront" and not cost_model().is_worth_loops(1, seconds, tested):
             continue
         ops = tuple(slice_of(scan, predicate))
-        asked = {v for op in ops for v in inputs(op)} | {predicate}
+        asked = asked_for(predicate, ops)
         for taken_when in (True, False):
             skipped = step.under(facts_of(scan, predicate, not taken_when))
             left = tuple(c for c in changing if not skipped.keeps(c))

@@ -20,7 +20,7 @@ from typing import Literal, TypeGuard, get_args
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.dataflow import backward_slice, inputs
+from jaxpr_opt.ir.dataflow import backward_slice, inputs, reads
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value
 from jaxpr_opt.ir.traits import DRAWING, LAYING, is_speculable
@@ -132,6 +132,11 @@ Kind = Literal["carried", "upfront", "mixed"]
 def is_kind(found: str) -> TypeGuard[Kind]:
     """Whether that is an answer of `kind_of`, and not why a predicate is none."""
     return found in get_args(Kind)
+
+
+def asked_for(predicate: Value, ops: Iterable[Op]) -> set[Value]:
+    """What is read to compute a predicate by its slice, and the predicate."""
+    return reads(ops) | {predicate}
 
 
 def kind_of(scan: Scan, *predicate: Value) -> str:

@@ -31,6 +31,7 @@ from jaxpr_opt.analysis.steps.masked_rows import facts_of
 from jaxpr_opt.analysis.steps.predicates import (
     Counters,
     Kind,
+    asked_for,
     candidates_of,
     counted,
     is_kind,
@@ -104,6 +105,11 @@ class Skip:
         """Carries that a skipped step leaves alone."""
         changing = {c.param for c, _ in self.counters} | {c.param for c in self.going}
         return tuple(c for c in self.scan.carries if c.param not in changing)
+
+    @property
+    def asked(self) -> set[Value]:
+        """What is read to compute the predicate, and the predicate."""
+        return asked_for(self.predicate, self.slice)
 
     def computed(self, values: Iterable[Value]) -> Computed:
         """What a skipped step computes to make these values of the body."""
@@ -232,7 +238,7 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
             ops = tuple(slice_of(scan, predicate))
             rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
             lost = tuple(c for c in rest if not skipped.keeps(c))
-            asked = {v for op in ops for v in inputs(op)} | {predicate}
+            asked = asked_for(predicate, ops)
             # Condition 8 of exit-loop-early.
             if not any(c.param in asked for c in lost) and not is_of_numbers(predicate):
                 yield Skip(
