@@ -12,8 +12,9 @@ from jax import lax
 from jaxpr_opt.analysis.windows.one_hot import OneHotRow
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import numbers_of
+from jaxpr_opt.builders.residual_transfer import streamed
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import Op, Stream, Value
+from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -22,9 +23,7 @@ def places(hot: OneHotRow, rw: Rewriter) -> Value:
     if hot.loop is None:
         return hot.number
     moved = rw.insert(lambda n: jnp.moveaxis(n, hot.along, 0), hot.number, before=hot.loop)
-    rows = Stream(moved, rw.new_value(rw.row_aval(moved), hot.number.name))
-    rw.set_scan(hot.loop, streams=[*hot.loop.streams, rows])
-    return rows.param
+    return streamed(moved, hot.loop, rw)
 
 
 def rows_of_product(

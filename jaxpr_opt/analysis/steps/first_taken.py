@@ -15,6 +15,7 @@ from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import LAYING
@@ -40,23 +41,18 @@ def rows_below(skip: Skip) -> Prefix | None:
     # Condition 2 of exit-loop-early.
     if op is None or place is None or not dtypes.is_integer(op.operands[0].dtype):
         return None
-    row, bound = affine(op.operands[place]), _source(op.operands[1 - place], skip.scan)
+    body = skip.scan.body
+    lays = lambda op: op.name in LAYING and body.defines(op.result)  # noqa: E731
+    row, bound = affine(op.operands[place]), source_through(op.operands[1 - place], lays)
     # Condition 2 of exit-loop-early.
     if row is None or any(row.strides) or row.offset < 0 or not op.result.size:
         return None
     # Condition 2 of exit-loop-early.
-    if skip.scan.body.defines(bound):
+    if body.defines(bound):
         return None
     a = row.steps.get(skip.scan, 0)
     # Condition 2 of exit-loop-early.
     return Prefix(bound, (a,), row.offset) if a > 0 and len(row.steps) == 1 else None
-
-
-def _source(value: Value, scan: Scan) -> Value:
-    """The value of which the body lays out the elements."""
-    while value.op is not None and scan.body.defines(value) and value.op.name in LAYING:
-        value = value.op.operands[0]
-    return value
 
 
 def are_first(skip: Skip) -> bool:

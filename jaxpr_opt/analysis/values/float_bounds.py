@@ -25,8 +25,9 @@ from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, exponent_of, filled_by, numbers_of
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.dataflow import other_side
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value
+from jaxpr_opt.ir.graph import Cond, Constant, Op, Value
 from jaxpr_opt.ir.traits import ELEMENTWISE, EXACT, VIEWING
 
 
@@ -125,7 +126,8 @@ def _bounds_of(value: Value, told: _Told) -> Bounds:
         return _of_constant(value)
     op = value.op
     if op is None:
-        return _streamed(value)
+        rows = other_side(value)
+        return UNKNOWN if rows is None else bounds(rows)
     if isinstance(op, Cond):
         return hull(map(bounds, op.outcomes[value.position].values))
     if op.name not in RULES or len(op.results) != 1 or not is_ranged(value.dtype):
@@ -136,14 +138,6 @@ def _bounds_of(value: Value, told: _Told) -> Bounds:
         return hull(told.where(chosen, truth=truth).bounds(case) for truth, case in truths)
     of_operands = map(told.bounds if op.name in ELEMENTWISE else bounds, op.operands)
     return _rounded(op, RULES[op.name](op, *of_operands))
-
-
-def _streamed(value: Value) -> Bounds:
-    """The bounds of a row that a step reads."""
-    owner = value.region.owner if value.region is not None else None
-    if not isinstance(owner, Scan) or value.position < owner.num_carries:
-        return UNKNOWN
-    return bounds(owner.operands[value.position])
 
 
 def _of_each(chosen: Value, truth: bool) -> dict[Value, bool]:
