@@ -154,35 +154,33 @@ def _converted(op: Op) -> Chosen | None:
     return replace(found, here=here, elsewhere=elsewhere)
 
 
-def _broadcast(op: Op) -> Chosen | None:
-    found, axes = chosen(op.operands[0]), broadcast_dimensions_of(op)
+def _moved(op: Op, to: Mapping[int, int]) -> Chosen | None:
+    """The same of an op that moves axes, where `to` says."""
+    found = chosen(op.operands[0])
     if found is None or isinstance(found.here, Value):
         return None
-    mask, rows = found.mask, tuple(axes[d] for d in found.mask.rows)
-    return replace(found, mask=replace(mask, axis=axes[mask.axis], rows=rows))
+    axes = found.mask.axis, *found.mask.rows
+    if not to.keys() >= {*axes}:
+        return None
+    axis, *rows = (to[d] for d in axes)
+    return replace(found, mask=replace(found.mask, axis=axis, rows=tuple(rows)))
+
+
+def _broadcast(op: Op) -> Chosen | None:
+    return _moved(op, dict(enumerate(broadcast_dimensions_of(op))))
 
 
 def _reshaped(op: Op) -> Chosen | None:
     """Without axes of one element, or with more of them."""
-    found = chosen(op.operands[0])
-    if found is None or isinstance(found.here, Value):
-        return None
-    old, new = ([d for d, n in enumerate(v.shape) if n != 1] for v in (op.operands[0], op.result))
-    shapes = [op.operands[0].shape[d] for d in old], [op.result.shape[d] for d in new]
-    mask, to = found.mask, dict(zip(old, new, strict=False))
-    if shapes[0] != shapes[1] or not to.keys() >= {mask.axis, *mask.rows}:
-        return None
-    rows = tuple(to[d] for d in mask.rows)
-    return replace(found, mask=replace(mask, axis=to[mask.axis], rows=rows))
+    values = op.operands[0], op.result
+    old, new = ([(n, d) for d, n in enumerate(v.shape) if n != 1] for v in values)
+    is_same = [n for n, _ in old] == [n for n, _ in new]
+    pairs = zip(old, new, strict=True) if is_same else ()
+    return _moved(op, {before: after for (_, before), (_, after) in pairs})
 
 
 def _transposed(op: Op) -> Chosen | None:
-    found = chosen(op.operands[0])
-    if found is None or isinstance(found.here, Value):
-        return None
-    to, mask = permutation_of(op), found.mask
-    rows = tuple(to.index(d) for d in mask.rows)
-    return replace(found, mask=replace(mask, axis=to.index(mask.axis), rows=rows))
+    return _moved(op, {before: after for after, before in enumerate(permutation_of(op))})
 
 
 def _computed(op: Op) -> Chosen | None:
@@ -199,11 +197,14 @@ def _computed(op: Op) -> Chosen | None:
                     for each in (found.here, found.elsewhere)
                 )
             return replace(found, here=here, elsewhere=elsewhere)
-        keeps_zeros = dtypes.is_integral(made) or is_finite(other)
         # Condition 4 of recognize-one-hot.
-        if op.name in ("mul", "and") and _are(found, 1, 0) and keeps_zeros:
+        if op.name in ("mul", "and") and _are(found, 1, 0) and _keeps_zeros(other):
             return replace(found, here=other, elsewhere=made.type(0))
     return None
+
+
+def _keeps_zeros(factor: Value) -> bool:
+    return dtypes.is_integral(factor.dtype) or is_finite(factor)
 
 
 def _are(found: Chosen, here: int, elsewhere: int) -> bool:
@@ -242,8 +243,9 @@ class OneHotRow(NamedTuple):
 def one_hot_row(array: Value, axis: int) -> OneHotRow | None:
     """What says where an array is one along an axis: it is zero elsewhere (1)."""
     loop = array.owner.owner if isinstance(array.owner, Region) else None
-    if isinstance(loop, Scan) and array.position >= loop.num_carries:
-        stacked = one_hot_row(loop.operands[array.position], axis + 1)
+    stream = loop.stream_of(array) if isinstance(loop, Scan) else None
+    if isinstance(loop, Scan) and stream is not None:
+        stacked = one_hot_row(stream.operand, axis + 1)
         if stacked is None or stacked.loop is not None:
             return None
         rows = tuple(d - 1 for d in stacked.rows if d)
