@@ -307,6 +307,22 @@ def test_results_that_are_of_no_mesh():
     assert all(jax.tree.leaves(same))
 
 
+@pytest.mark.parametrize("kind", jax.sharding.AxisType)
+def test_results_of_a_mesh_that_is_not_of_the_context(kind):
+    """A program that computes under a mesh of its own has results of that mesh."""
+    of_type = lambda each: jax.sharding.AbstractMesh((1,), ("i",), axis_types=(each,))
+
+    def program(x):
+        with jax.sharding.use_abstract_mesh(of_type(kind)):
+            step = lambda c, t: (jnp.where(t < 2, jnp.sin(c), c), c)
+            return lax.scan(step, jnp.ones(4), jnp.arange(3))
+
+    for around in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        with jax.sharding.use_abstract_mesh(of_type(around)):
+            ours, plain = (jax.make_jaxpr(f)(1.0).out_avals for f in (optimize(program), program))
+        assert ours == plain
+
+
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jacrev, jax.jacfwd, jax.vmap])
 def test_results_that_come_to_be_of_a_mesh(transform):
     """A branch that is never taken gives a cond a result of no mesh; JAX takes either type."""

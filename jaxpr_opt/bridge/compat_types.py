@@ -93,12 +93,13 @@ def without_idle_mesh(aval: Any) -> Any:
 
 
 def typed_here(aval: Any) -> Any:
-    """The type, without a mesh that is not the one code is traced under now: a program that was
-    traced outside runs on each device of an axis.
+    """The type, without a mesh that is not that of the code traced now, if each device runs this
+    code by itself: the program was traced outside of it.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    is_other = not (mesh.empty or is_local(aval)) and aval.sharding.mesh != mesh
-    return without_idle_mesh(aval) if is_other else aval
+    if AxisType.Manual not in mesh.axis_types or is_local(aval) or aval.sharding.mesh == mesh:
+        return aval
+    return without_idle_mesh(aval)
 
 
 def beside(array: Any, value: Any) -> Any:
