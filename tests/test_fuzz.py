@@ -26,6 +26,7 @@ from fuzz import (
     programs,
     saved,
     shrink,
+    sizes,
     transformed,
 )
 from fuzz.derive import TRANSFORMATIONS, derived
@@ -197,6 +198,19 @@ def test_seeds_in_other_dtypes_and_derivatives():
     made = [derived(seed(), random.Random(number)) for number in range(24)]
     ways = {each.origin.split()[0] for each in made if each is not None}
     assert len(ways) >= 6, ways
+
+
+def test_arrays_of_no_elements_and_of_one():
+    """One size in place of another: of arguments, constants, parameters and loops."""
+    given = seed(everything, X, np.int32(1)), seed(before_and_after)
+    made = [sizes.resized(each, random.Random(n)) for each in given for n in range(4)]
+    found = {n for each in made if each for v in each.graph.inputs for n in v.shape}
+    assert {0, 1} <= found
+    for each in filter(None, made):
+        args = check.arguments(each.graph, np.random.default_rng(0))
+        with _small():
+            outcome = check.check(each.graph, check.whole("final"), args)
+        assert outcome.is_valid and outcome.difference is None, (each.origin, outcome)
 
 
 @pytest.fixture

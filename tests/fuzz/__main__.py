@@ -50,7 +50,8 @@ def main() -> None:
             jumps.main(args.seed, args.epoch, args.programs, args.folder)
             return
         aimed = registry.named(args.aim) if args.aim else None
-        epoch.main(args.seed, args.epoch, args.programs, args.folder, aimed, args.until_found)
+        how = {"until_found": args.until_found, "in_sizes": args.sizes}
+        epoch.main(args.seed, args.epoch, args.programs, args.folder, aimed, **how)
         return
     if args.mutants is not None:
         survived = broken.run(broken.named(args.mutants), args.python[0], args.programs, args.seed)
@@ -86,6 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--epoch", type=int, help="run only this one, here")
     parser.add_argument("--sharded", action="store_true", help="on 8 devices, compiled")
     parser.add_argument("--jumps", action="store_true", help="gradients of what jumps, compiled")
+    parser.add_argument("--sizes", action="store_true", help="arrays of no elements and of one")
     parser.add_argument("--eager", action="store_true", help="sharded: every sound rewrite pays")
     parser.add_argument("--aim", help="the pass that all programs are made for")
     parser.add_argument("--until-found", action="store_true", help="end with the first wrong value")
@@ -109,7 +111,7 @@ def _started(python: str, number: int, args: argparse.Namespace) -> subprocess.P
     ]
     command += ["--programs", str(args.programs), "--folder", str(args.folder)]
     command += ["--aim", args.aim] * bool(args.aim) + ["--until-found"] * args.until_found
-    command += ["--jumps"] * args.jumps
+    command += ["--jumps"] * args.jumps + ["--sizes"] * args.sizes
     command += ["--sharded"] * args.sharded + ["--eager"] * args.eager
     (args.folder / "next").write_text(str(number + 1))
     return subprocess.Popen(command, env={**os.environ, **DEVICES} if args.sharded else None)

@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fuzz import check, corpus, finds, lanes, masks, mutations, programs, transformed
+from fuzz import check, corpus, finds, lanes, masks, mutations, programs, sizes, transformed
 from fuzz.derive import derived
 from fuzz.eager import eager
 from jaxpr_opt.engine import registry
@@ -64,6 +64,8 @@ class Epoch:
     seed: int
     number: int
     folder: Path
+    in_sizes: bool = False
+    """Whether all programs have arrays of no elements, or of one."""
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     kinds: collections.Counter[str] = field(default_factory=collections.Counter)
     known: set[str] = field(default_factory=set)
@@ -78,6 +80,9 @@ class Epoch:
         """Try that many programs; of one pass, if it is given."""
         with silenced():
             self.pool = self._seeds(aimed)
+            if self.in_sizes:
+                made = (sizes.resized(s, self.rng) for s in self.pool for _ in range(2))
+                self.pool = [s for s in made if s is not None]
             gc.freeze()  # what is made from now on is small, and there is much of it
             gc.set_threshold(50_000, 20, 20)
             with eager():
@@ -269,10 +274,11 @@ def main(
     folder: Path,
     aimed: Pass | None = None,
     until_found: bool = False,
+    in_sizes: bool = False,
 ) -> None:
     """Run an epoch and write down what it did."""
     folder.mkdir(parents=True, exist_ok=True)
-    epoch = Epoch(seed, number, folder)
+    epoch = Epoch(seed, number, folder, in_sizes)
     started, worked = time.monotonic(), time.process_time()
     for ends in (signal.SIGTERM, signal.SIGXCPU):
         signal.signal(ends, lambda *_: sys.exit())
