@@ -78,7 +78,7 @@ class _Ended:
     refilling: Set[Op]
     """The ops that compute again what skipped steps make."""
     going: tuple[Region, Region] | None
-    """The loop over the skipped steps, of the carries that these change."""
+    """The loop over the steps after the last one taken, of the carries that these change."""
 
 
 def stop_early(plan: Plan, rw: Rewriter) -> Value:
@@ -140,12 +140,14 @@ def _run(plan: Plan, stop: Value, skipped: Sequence[SkippedRow], rw: Rewriter) -
     """The loop that stops, before the scan, whose step becomes one of it."""
     skip, scan = plan.skip, plan.skip.scan
     inits = _inits(skip, stop, skipped, rw)
+    if skip.going and skip.is_early:
+        _begin_going(skip, stop, inits, rw)
     along = _is_carried_along(skip, plan.every)
     if along:
         inits.append(_predicate_after([c.init for c in scan.carries], skip, scan, rw))
     around = surround(skip, stop, inits, rw) if skip.products else None
     predicate = _predicate(skip, inits, stop if around is None else around.until, along, rw)
-    going = _going_on(skip, inits, rw) if skip.going else None
+    going = _going_on(skip, inits, rw) if skip.going and not skip.is_early else None
     refilling = {op for each in skipped for op in each.all_ops()}
     refilling |= set() if around is None else around.made_again
     once, rows = _body(skip, inits, refilling, plan.every, along, rw)
@@ -208,7 +210,7 @@ def _inits(skip: Skip, stop: Value, rows: Sequence[SkippedRow], rw: Rewriter) ->
     carries = []
     for carry in scan.carries:
         init = carry.init
-        if scan.reverse and skip.kind == "upfront" and carry.param in steps:
+        if skip.is_early and carry.param in steps:
 
             def ahead(i: jax.Array, s: jax.Array, b: jax.Array) -> jax.Array:
                 left = lax.convert_element_type(lax.sub(np.int32(n), b), i.dtype)
@@ -253,15 +255,36 @@ def _predicate(skip: Skip, inits: list[Value], stop: Value, along: bool, rw: Rew
     return region
 
 
-def _going_on(skip: Skip, inits: list[Value], rw: Rewriter) -> tuple[Region, Region]:
+def _begin_going(skip: Skip, stop: Value, inits: list[Value], rw: Rewriter) -> None:
+    """Let the carries that skipped steps change begin as the steps before the first one taken make
+    them.
+    """
+    scan = skip.scan
+    last = rw.scalar(scan.length - 1, np.int32)
+    begun = [last, *(carry.init for carry in scan.carries)]
+    loop = rw.new_while(*_going_on(skip, begun, rw, stop), begun, like=scan, before=scan)
+    going = {carry.param for carry in skip.going}
+    for place, carry in enumerate(scan.carries, 1):
+        if carry.param in going:
+            inits[place] = loop.results[place]
+
+
+def _going_on(
+    skip: Skip, inits: list[Value], rw: Rewriter, until: Value | None = None
+) -> tuple[Region, Region]:
     """A loop of what the steps after the last one taken make of carries that they change: of the
-    first of them, if the others make the same.
+    first of them, if the others make the same. Or of the steps before the first one taken, `until`
+    its row is next.
     """
     scan, types = skip.scan, inits[: 1 + skip.scan.num_carries]
     predicate, body = rw.new_region(types), rw.new_region(types)
     onward = lax.sub if scan.reverse else lax.add
-    in_range = partial(_in_range, scan, stop=np.int32(scan.length))
-    more = rw.insert(in_range, predicate.params[0], before=predicate.terminator)
+    row, end = predicate.params[0], predicate.terminator
+    if until is None:
+        in_range = partial(_in_range, scan, stop=np.int32(scan.length))
+        more = rw.insert(in_range, row, before=end)
+    else:
+        more = rw.insert(lax.ge, row, until, before=end)
     rw.set_outputs(predicate, [more])
     row, end = body.params[0], body.terminator
     mapping = dict(zip((c.param for c in scan.carries), body.params[1:], strict=True))
@@ -379,8 +402,7 @@ def _in_skipped_steps(skip: Skip, ended: _Ended, rw: Rewriter) -> dict[Value, Va
     steps that were skipped: after the last one taken, or, in reverse, before it.
     """
     scan, mapping = skip.scan, dict[Value, Value]()
-    early = skip.kind == "upfront" and scan.reverse
-    values = [c.init for c in scan.carries] if early else ended.finals
+    values = [c.init for c in scan.carries] if skip.is_early else ended.finals
     for carry, new, final in zip(scan.carries, ended.step.params[1:], values, strict=False):
         mapping[carry.param] = mapping[new] = final
     for stream, row in zip(scan.streams, ended.rows, strict=True):

@@ -49,6 +49,7 @@ def into_branch(
         if stack.value not in kept and (row is None or row.is_unspecified):
             rows[stack.value] = row_of(skip, stack)
     rows |= {w.value: _number(skip.skipped[w.value]) for w in outside}
+    rows |= {c.next: _made(skip, c.next) for c in skip.going}
     some, skipped = rw.new_region(), rw.new_region()
     made = {v for op in moved for v in op.results}
     through = [v for v in dict.fromkeys((*outputs, *rows)) if v in made]
@@ -175,6 +176,11 @@ def _places(writes: Sequence[Access], body: Region) -> set[Op]:
     """Writes, and what computes where they write."""
     where = [v for write in writes for v in write.indices]
     return {w.op for w in writes} | set(backward_slice(where, lambda v: v.region is not body))
+
+
+def _made(skip: Skip, value: Value) -> SkippedRow:
+    """What a skipped step makes of a value."""
+    return SkippedRow(value=value, computed=skip.computed([value]))
 
 
 def _number(known: Known) -> SkippedRow:

@@ -362,12 +362,11 @@ class CostModel(Prices):
         """
         return again == inf or again <= self.doubtful(back)
 
-    def is_worth_loops(self, more: int, seconds: float, tested: int = 0) -> bool:
-        """Whether saving so many seconds is worth so many more loops, and testing so many numbers,
-        though maybe no step that is taken saves any.
+    def is_worth_loops(self, more: int, seconds: float) -> bool:
+        """Whether saving so many seconds is worth so many more loops, though maybe no step that is
+        taken saves any.
         """
-        asked = more * self.device.step + self.device.predicate * number(tested)
-        return seconds >= self.device.unsure * asked
+        return seconds >= self.device.unsure * more * self.device.step
 
     def is_worth_starts(self, inner: int, seconds: float) -> bool:
         """Whether saving so many seconds, for sure, is worth starting loops so often in a step."""

@@ -49,9 +49,9 @@ Sound when
 10. another loop, whose results only this one reads, row by row, makes only as many rows as this one
     reads, if it runs forward, no row tells which steps are taken, (3) holds, and nothing in it goes
     on (11);
-11. carries that skipped steps change may *go on* after the loop, if the predicate does not read
-    them, and skipped steps follow the last step taken: a second loop does to them what those steps
-    do;
+11. carries that skipped steps change may *go on* if the predicate does not read them: a second
+    loop does to them what the steps after the last one taken do, or, before a loop in reverse, what
+    those before the first one taken do;
 12. the second loop takes one step if another would change nothing: its step computes from kept
     carries and outer values only, or adds zeros or NaNs made of these, or takes a maximum, selects
     or writes what is made of these;

@@ -50,6 +50,7 @@ from functools import partial
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.unread_rows import readers
+from jaxpr_opt.analysis.steps.going_on import find_goings
 from jaxpr_opt.analysis.steps.questions import (
     is_asked_by_branch,
     is_known_in_steps,
@@ -124,7 +125,7 @@ class IsolateDroppedSteps(Pass):
 def _skips(scan: Scan) -> Iterator[Skip]:
     """The ways in which a loop drops steps; and those of which a batch would ask each step."""
     if cost_model().is_worth_a_question(scan.body):  # `vmap` would make a select of a branch
-        yield from find_ends(scan)
+        yield from (*find_ends(scan), *find_goings(scan))
     skip = find_skip(scan)
     if skip is not None and not is_asked_by_branch(skip) and steps_a_question(scan, skip):
         yield skip

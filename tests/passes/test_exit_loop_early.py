@@ -21,7 +21,7 @@ from jaxpr_opt.ir.graph import Cond, Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
-from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite, traced
+from jaxpr_opt.testing import assert_close, assert_same, check_refuses, check_rewrite, traced
 from tests.graphs import scans
 from tests.loops import alone, compiled, keep, there_and_back
 from tests.prices import EAGER, FREE, Eager
@@ -1031,10 +1031,60 @@ def test_rows_that_another_loop_makes_for_what_goes_on():
     assert any(isinstance(op, Scan) for op in graph.body.ops)
 
 
+@pytest.mark.parametrize("n", [-1.0, 0.0, 3.0, 6.0, 9.0])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda taken, c, other, i: other + i,
+        lambda taken, c, other, i: jnp.where(taken, jnp.sin(other) + i, 0.5),
+        lambda taken, c, other, i: jnp.where(taken, jnp.sin(other), c),
+        lambda taken, c, other, i: other.at[i % 3].set(c[0] * i),
+    ],
+)
+def test_steps_before_those_taken_that_change_something(step, n):
+    """(11) A loop in reverse begins with them, and counts as far as they reach."""
+    for seen in (BY_NUMBER, lambda c, i, n: (i < n) & (i != 2)):
+        program = going(step, seen=seen, reverse=True)
+        alone(EXIT, program, jnp.float32([0.3, 0.1, 2.0]), jnp.ones(3), jnp.float32(n), fires=True)
+
+
+def test_rows_that_steps_before_those_taken_make_of_what_changes():
+    """(4) Someone reads them."""
+    because = "from one skipped step to the"
+    program = discounted(start=1.0, otherwise=0.0, what=lambda c, x: jnp.sin(c) * x)
+    check_refuses(EXIT, program, *RETURNS, because=because)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ended", "stopping"), [(jnp.zeros_like, 3), (lambda v: 0.5 * v, 3), (jnp.sin, 2)]
+)
+def test_a_state_that_changes_at_the_end(real_questions, ended, stopping):
+    """(7, 11) Its cotangent, which begins with the loss of it, is gone after one step back, or goes
+    on, and may need rows of skipped steps: then the loop that makes them does not stop.
+    """
+
+    def loss(w, x, n):
+        def step(carry, t):
+            x, v = carry
+            v = jnp.where(t < n, v + jnp.tanh(w @ x), ended(v))
+            return (jnp.where(t < n, x + v, x), v), None
+
+        x, v = lax.scan(step, (x, jnp.zeros(64)), jnp.arange(40))[0]
+        return jnp.sum(x) + jnp.sum(v)
+
+    w = jnp.asarray(np.random.default_rng(1).normal(size=(64, 64)) / 9, jnp.float32)
+    gradient = jax.grad(loss, (0, 1))
+    graph, _ = observe.optimized(gradient, (w, jnp.ones(64), jnp.int32(7)), {})
+    assert sum(isinstance(op, While) for op in graph.body.ops) == stopping
+    for n in (0, 7, 39, 40, 60):
+        args = w, jnp.ones(64), jnp.int32(n)
+        assert_close(jax.jit(gradient)(*args), jax.jit(optimize(gradient))(*args))
+
+
 @pytest.mark.parametrize(
     "program",
     [
-        going(lambda taken, c, other, i: other + i, seen=BY_NUMBER, reverse=True),
         going(lambda taken, c, other, i: other + i, seen=lambda c, i, n: c[0] + i < n),
         going(
             lambda taken, c, other, i: jnp.where(taken, other, jnp.sin(other + c)),
@@ -1042,9 +1092,9 @@ def test_rows_that_another_loop_makes_for_what_goes_on():
         ),
     ],
 )
-def test_steps_before_those_taken_that_change_something(program):
-    """(11) No step after the last one taken, or nobody knows which that is, or numbers of elements
-    say what a step does.
+def test_steps_that_change_something_before_others(program):
+    """(11) Nobody knows which step is the last one taken, or numbers of elements say what a step
+    does.
     """
     alone(EXIT, program, "f32[3]", "f32[3]", "f32[]", fires=False)
 
@@ -2146,16 +2196,19 @@ def test_how_many_steps_count(n, holes):
     alone(EXIT, discounted(seen, start=2.0, otherwise=2.0), xs, jnp.int32(n), fires=True)
 
 
-@pytest.mark.parametrize(("zero", "fires"), [(0j, True), (complex(0.0, -0.0), False)])
-def test_zeros_of_complex_numbers(zero, fires):
-    """(8) A skipped step leaves the zero with which the carry begins, signs and all."""
+@pytest.mark.parametrize(("zero", "loops"), [(0j, 1), (complex(0.0, -0.0), 2)])
+def test_zeros_of_complex_numbers(zero, loops):
+    """(8, 11) A skipped step leaves the zero with which the carry begins, signs and all, or a loop
+    of its own makes another of it.
+    """
 
     def program(xs, n):
         step = lambda c, row: (jnp.where(row[0] < n, c + row[1], jnp.full(3, zero, c.dtype)), None)
         rows = jnp.arange(5), xs
         return lax.scan(step, jnp.zeros(3, jnp.complex64), rows, reverse=True)[0]
 
-    alone(EXIT, program, jnp.ones((5, 3), jnp.complex64), jnp.int32(3), fires=fires)
+    graph = alone(EXIT, program, jnp.ones((5, 3), jnp.complex64), jnp.int32(3), fires=True)
+    assert sum(isinstance(op, While) for op in graph.body.ops) == loops
 
 
 def test_a_carry_that_begins_as_a_weak_type():
@@ -2194,8 +2247,11 @@ def until(h, xs):
 
 @pytest.mark.parametrize(("start", "otherwise"), [(1.0, 0.0), (0.0, 1.0), (0.0, -0.0), (-0.0, 0.0)])
 def test_a_number_that_a_skipped_step_changes(start, otherwise):
-    """(8) The sign of zero counts where nothing was transposed."""
-    alone(EXIT, discounted(start=start, otherwise=otherwise), *RETURNS, fires=False)
+    """(8, 11) A loop of its own makes it; the sign of zero counts where nothing was transposed."""
+    program = discounted(start=start, otherwise=otherwise)
+    for n in (0, 3, 5):
+        graph = alone(EXIT, program, jnp.ones((5, 3)), jnp.int32(n), fires=True)
+        assert sum(isinstance(op, While) for op in graph.body.ops) == 2
 
 
 def test_rows_of_a_state_that_goes_on():

@@ -74,6 +74,24 @@ def rollout(w, xs, n, bound=0.6):
     return lax.scan(step, (jnp.zeros(3), jnp.bool_(False), 1.0), xs)[1].sum()
 
 
+def landing(w, xs, n):
+    """A part of the state is set to zero when it has ended, and read."""
+
+    def step(carry, row):
+        (h, v), (t, x) = carry, row
+        v = jnp.where(t < n, v + jnp.tanh(h * w) + x, 0.0)
+        return (jnp.where(t < n, jnp.sin(h) + v, h), v), None
+
+    rows = jnp.arange(len(xs), dtype=jnp.int32), xs
+    h, v = lax.scan(step, (jnp.zeros(3), jnp.zeros(3)), rows)[0]
+    return (h * h).sum() + v.sum()
+
+
+def batch_landing(w, xs, n):
+    """Rows of which a part is set to zero when they have ended."""
+    return jax.vmap(landing, (None, 0, 0))(w, jnp.stack([xs, -xs]), jnp.stack([n, n - 1])).sum()
+
+
 def batch(w, xs, n):
     """Rows that end one after the other."""
     lengths = n + jnp.arange(2, dtype=jnp.int32)
@@ -90,7 +108,7 @@ def batch_rollout(w, xs, n):
     return jax.vmap(rollout, (None, 0, None))(w, jnp.stack([xs, -xs]), n).sum()
 
 
-LOSSES = [loss, until, rollout, batch, batch_until, batch_rollout]
+LOSSES = [loss, until, rollout, batch, batch_until, batch_rollout, landing, batch_landing]
 
 
 def both(f=loss, **options):

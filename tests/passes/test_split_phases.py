@@ -28,7 +28,7 @@ class Dividing(CostModel):
     def is_visible(self, part, whole):
         return part > 0
 
-    def is_worth_loops(self, more, seconds, tested=0):
+    def is_worth_loops(self, more, seconds):
         return True
 
     def is_worth_starts(self, inner, seconds):

@@ -14,6 +14,7 @@ import numpy as np
 from jaxpr_opt.analysis.residuals.counterparts import counterparts, names_around
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.steps.assume import Assumed
+from jaxpr_opt.analysis.steps.going_on import find_goings, going_on
 from jaxpr_opt.analysis.steps.masked_rows import agrees
 from jaxpr_opt.analysis.steps.masks import takes_no_more
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
@@ -57,18 +58,25 @@ def _reader(row: Value, route: Route, skip: Skip, ends: bool) -> Skip | None:
     # Condition 4 of isolate-skipped-steps.
     if any(map(_acts, depending_on({row}, last.scan.body.ops))):
         return None
-    skips = (*find_skips(last.scan), *(find_ends(last.scan) if ends else ()))
+    skips = (*find_skips(last.scan), *(_ends(last.scan) if ends else ()))
     found = [
         other
         for other in skips
         if isinstance(other, Skip)
         # Condition 2 of isolate-skipped-steps.
         and all(isinstance(other.skipped[s.value], Splat) for s in last.scan.stacks)
+        # Condition 7 of exit-loop-early.
+        and row not in going_on(other).known
         and _skips_with(last.scan, other, skip, route)
     ]
     if found or not ends:
         return next((other for other in found if not _asks(other, row)), None)
     return _begun(last.scan, skip, route)
+
+
+def _ends(scan: Scan) -> tuple[Skip, ...]:
+    """The ways in which a loop skips steps at its end, or at its start."""
+    return (*find_ends(scan), *find_goings(scan))
 
 
 @remembered
@@ -97,7 +105,7 @@ def tells_ends(stack: Stack) -> bool:
     """
     ways = [(route[-1], row) for route, row in routes(stack.result) or ()]
     loops = [(last.scan, row) for last, row in ways if isinstance(last, Rows)]
-    return any(_asks(skip, row) for loop, row in loops for skip in find_ends(loop))
+    return any(_asks(skip, row) for loop, row in loops for skip in _ends(loop))
 
 
 def feeders(skip: Skip) -> tuple[Scan, ...]:

@@ -42,7 +42,7 @@ _REPEATABLE = frozenset({"and", "max", "min", "or"})
 @remembered
 def find_goings(scan: Scan) -> tuple[Skip, ...]:
     """The first way in which a scan skips steps but for what goes on; none if it skips by another
-    or in reverse, where steps are skipped before the first one taken.
+    way.
     """
     if any(isinstance(each, Skip) for each in (*find_skips(scan), *find_ends(scan))):
         return ()
@@ -59,12 +59,9 @@ def _goings(scan: Scan) -> Iterator[Skip]:
     for predicate in step.until_worn(candidates):
         kind = kind_of(scan, predicate)
         # Condition 11 of exit-loop-early.
-        if not is_kind(kind) or kind == "mixed" or (kind == "upfront" and scan.reverse):
+        if not is_kind(kind) or kind == "mixed":
             continue
         if is_of_numbers(predicate):
-            continue
-        tested = scan.length * predicate.size
-        if kind == "upfront" and not cost_model().is_worth_loops(1, seconds, tested):
             continue
         ops = tuple(slice_of(scan, predicate))
         asked = asked_for(predicate, ops)

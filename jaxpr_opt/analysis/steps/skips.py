@@ -95,10 +95,17 @@ class Skip:
     """
     going: tuple[Carry, ...] = ()
     """Carries that a skipped step changes, which a loop of their own computes after the last step
-    taken. Of `find_goings` only.
+    taken, or before the first one. Of `find_goings` only.
     """
     products: tuple[Op, ...] = ()
     """What is zero in a skipped step if the other factor is finite. Of `find_factors` only."""
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it is the first steps that are left out, of a loop in reverse: those before the
+        first one taken.
+        """
+        return self.kind == "upfront" and self.scan.reverse
 
     @property
     def kept(self) -> tuple[Carry, ...]:
