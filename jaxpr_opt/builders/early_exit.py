@@ -35,7 +35,7 @@ from jaxpr_opt.builders.taken_steps import (
     last_step_found,
     predicate_of,
 )
-from jaxpr_opt.builders.unless_finite import surround
+from jaxpr_opt.builders.unless_finite import begin_if_finite, surround
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import reads
@@ -97,7 +97,8 @@ def stop_early(plan: Plan, rw: Rewriter) -> Value:
     ended = _run(plan, stop, skipped, rw)
     kept = _in_skipped_steps(skip, ended, rw)
     _end_carries(skip, ended, rw)
-    done = stop if skip.kind == "upfront" and not skip.products else ended.row
+    is_known = skip.is_early or (skip.kind == "upfront" and not skip.products)
+    done = stop if is_known else ended.row
     _end_stacks(skip, ended.buffers, skipped, kept, done, rw)
     rw.erase(scan)
     return done
@@ -120,7 +121,8 @@ def _stop(plan: Plan, rw: Rewriter) -> Value:
         stop = (last_step_found if is_found else last_step)(plan.skip, rw)
     if plan.every > 1 and not isinstance(stop, Constant):
         stop = rw.insert(partial(_whole, plan.every), stop, before=plan.skip.scan)
-    return stop
+    is_asked = plan.skip.products and plan.skip.is_early
+    return begin_if_finite(plan.skip, stop, rw) if is_asked else stop
 
 
 def _is_one_number(skip: Skip) -> bool:
@@ -145,7 +147,7 @@ def _run(plan: Plan, stop: Value, skipped: Sequence[SkippedRow], rw: Rewriter) -
     along = _is_carried_along(skip, plan.every)
     if along:
         inits.append(_predicate_after([c.init for c in scan.carries], skip, scan, rw))
-    around = surround(skip, stop, inits, rw) if skip.products else None
+    around = surround(skip, stop, inits, rw) if skip.products and not skip.is_early else None
     predicate = _predicate(skip, inits, stop if around is None else around.until, along, rw)
     going = _going_on(skip, inits, rw) if skip.going and not skip.is_early else None
     refilling = {op for each in skipped for op in each.all_ops()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.flags import Source, is_one, moved, source_of
+from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.builders.fences import one_or_zero
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -53,9 +54,14 @@ def stack_root(scan: Scan, old: Stack, rw: Rewriter) -> None:
     rw.set_scan(scan, stacks=[new if s.result is old.result else s for s in scan.stacks])
 
 
-def asked_about(number: jax.Array) -> jax.Array:
-    """The number as it is, with the question whether it is zero, which passes look for."""
-    return lax.select_n(lax.ne(number, lax.full_like(number, 0)), number, number)
+def asked_about(number: jax.Array, *others: jax.Array) -> jax.Array:
+    """The number as it is, with the question whether it is zero, and others are, too, which passes
+    look for.
+    """
+    asked = [lax.ne(each, lax.full_like(each, 0)) for each in (number, *others)]
+    if len({each.shape for each in asked}) > 1:
+        asked = [any_row(each, True) for each in asked]
+    return lax.select_n(reduce(lax.bitwise_or, asked), number, number)
 
 
 def _number(root: Value, like: Value, before: Op, rw: Rewriter, is_negated: bool = False) -> Value:

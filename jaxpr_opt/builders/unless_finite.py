@@ -59,7 +59,7 @@ class Around:
         carries = dict(zip((c.param for c in scan.carries), left, strict=False))
         if isinstance(self.factors, SameFactors):  # their ops are in the step by now
             carries |= dict(zip(once.params[1:], left, strict=True))
-        finite = self._are_finite(carries, row, end, rw)
+        finite = _finite_from(scan, self.factors, self.steps, row, carries, end, rw)
         done = rw.insert(lambda r, f: lax.bitwise_or(f, lax.ge(r, rows)), row, finite, before=end)
         rw.set_outputs(self.step, [rw.scalar(rows, np.int32), done, row, *left])
         again = rw.new_region(self.start)
@@ -67,37 +67,59 @@ class Around:
         rw.set_outputs(again, [goes_on])
         return rw.new_while(again, self.step, self.start, like=scan, before=scan).results[2:]
 
-    def _are_finite(
-        self, carries: dict[Value, Value], row: Value, before: Op, rw: Rewriter
-    ) -> Value:
-        """Whether factors are finite in the steps from a row on, if it pays to ask about so many;
-        `carries` is what these are then.
-        """
-        found = self.factors
-        if isinstance(found, SameFactors):
-            known = in_skipped_step(found.computed, carries, before, rw)
-            floats = [known(v) for v in found.values if dtypes.is_inexact(v.dtype)]
-            return rw.insert(_are_finite, *floats, before=before)
-        ask, arrays = _question(found, carries, self.scan.length)
-        last = np.int32(self.scan.length - self.steps)
-
-        def ask_if_it_pays(row: jax.Array, *given: jax.Array) -> jax.Array:
-            nothing = lambda *_: lax.full((), False)  # noqa: E731
-            finite: jax.Array = lax.cond(lax.le(row, last), ask, nothing, row, *given)
-            return finite
-
-        # A branch in a loop of few numbers is long to compile, and to ask takes no time there.
-        return rw.insert(ask_if_it_pays if self.steps > 1 else ask, row, *arrays, before=before)
-
 
 def surround(skip: Skip, stop: Value, inits: Sequence[Value], rw: Rewriter) -> Around:
     """The loop around one that runs until a row, or as long as its predicate is true."""
-    found = factors(skip)
-    assert not isinstance(found, str)
+    found, steps = _asked(skip)
     until = rw.scalar(0, np.int32) if skip.kind == "carried" else stop
     start = [until, rw.scalar(False, np.bool_), *inits]
-    steps = 1 if isinstance(found, SameFactors) else steps_for_ranges(skip.scan, found)
     return Around(skip.scan, found, steps, start, rw.new_region(start))
+
+
+def begin_if_finite(skip: Skip, stop: Value, rw: Rewriter) -> Value:
+    """The number of rows of which a loop in reverse takes the last one first: as many as told, or
+    all if a step before that may multiply zero by a number that is not finite.
+    """
+    found, steps = _asked(skip)
+    begun, scan = {c.param: c.init for c in skip.scan.carries}, skip.scan
+    finite = _finite_from(scan, found, steps, stop, begun, scan, rw)
+    every = np.int32(scan.length)
+    return rw.insert(lambda f, rows: lax.select(f, rows, every), finite, stop, before=scan)
+
+
+def _asked(skip: Skip) -> tuple[Factors | SameFactors, int]:
+    """What must be finite, and how many steps must be left for it to pay to ask whether it is."""
+    found = factors(skip)
+    assert not isinstance(found, str)
+    return found, 1 if isinstance(found, SameFactors) else steps_for_ranges(skip.scan, found)
+
+
+def _finite_from(
+    scan: Scan,
+    found: Factors | SameFactors,
+    steps: int,
+    row: Value,
+    carries: dict[Value, Value],
+    before: Op,
+    rw: Rewriter,
+) -> Value:
+    """Whether factors are finite in the steps of the rows from one on, if it pays to ask about so
+    many; `carries` is what these are then.
+    """
+    if isinstance(found, SameFactors):
+        known = in_skipped_step(found.computed, carries, before, rw)
+        floats = [known(v) for v in found.values if dtypes.is_inexact(v.dtype)]
+        return rw.insert(_are_finite, *floats, before=before)
+    ask, arrays = _question(found, carries, scan.length)
+    last = np.int32(scan.length - steps)
+
+    def ask_if_it_pays(row: jax.Array, *given: jax.Array) -> jax.Array:
+        nothing = lambda *_: lax.full((), False)  # noqa: E731
+        finite: jax.Array = lax.cond(lax.le(row, last), ask, nothing, row, *given)
+        return finite
+
+    # A branch in a loop of few numbers is long to compile, and to ask takes no time there.
+    return rw.insert(ask_if_it_pays if steps > 1 else ask, row, *arrays, before=before)
 
 
 def _are_finite(*factors: jax.Array) -> jax.Array:

@@ -18,16 +18,18 @@ After::
 Batches of sequences of different lengths come with a mask of floats: ``m * new + (1 - m) * old``.
 Nothing says that the mask is zeros and ones. But where it is zero, the step keeps the state,
 whatever the mask is elsewhere. ``ne m 0.0`` is a truth value by which other passes skip steps and
-end the loop early. Sound when
+end the loop early. Of two masks, for two states that end at lengths of their own, one truth value
+asks whether both are zero. Sound when
 
 1. the number stays the same: both cases of the select are `m`. So are derivatives.
 
-It fires if a step with a zero row changes nothing, or nothing that is read, given that zero times
-what else it computes is zero (`jaxpr_opt.analysis.steps.skips`), and if no other predicate skips
-steps of the loop. The row must be one of an argument, or of truth values that were converted before
-the loop, and smaller than a carry, as one number for each row of a batch is. A single number for a
-whole step is rather a rate or a length of time, so it must also be subtracted from one. In the
-backward half of a gradient nothing fires: masks were asked about before the gradient was split.
+It fires if a step with a zero row, or with as few such rows as it needs, changes nothing, or
+nothing that is read, given that zero times what else it computes is zero
+(`jaxpr_opt.analysis.steps.skips`), and if no other predicate skips steps of the loop. Each row must
+be one of an argument, or of truth values that were converted before the loop, and smaller than a
+carry, as one number for each row of a batch is. A single number for a whole step is rather a rate
+or a length of time, so it must also be subtracted from one. In the backward half of a gradient
+nothing fires: masks were asked about before the gradient was split.
 
 Cost: none. Where no loop ends early, XLA drops the question.
 Source: masks of padded sequences, as those of `optax.ctc_loss`.
@@ -35,7 +37,7 @@ Source: masks of padded sequences, as those of `optax.ctc_loss`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -53,9 +55,9 @@ from jaxpr_opt.ir.traits import VIEWING
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factor(Match):
-    """A row of a stream that is multiplied by."""
+    """Rows of streams that are multiplied by."""
 
-    row: Value
+    rows: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
@@ -72,20 +74,41 @@ class AskAboutFactors(Pass):
         if program is not None and program.is_backward:
             return  # its arguments are residuals, and what is asked was asked before it was split
         masked = max((carry.param.size for carry in op.carries), default=0)
-        for stream in op.streams:
-            row = stream.param
-            made = _made_of(row)
-            if "mul" not in made or (row.size == 1 and "sub" not in made):
-                continue
-            if may_be_a_mask(row, masked) and is_skipped_at(op, row):
-                yield Factor(op, f"{row.label} is asked whether it is zero", row, about=row)
+        rows = [s.param for s in op.streams if _may_be_factor(s.param, masked)]
+        if needed := _needed(op, rows):
+            names = " and ".join(row.label for row in needed)
+            asked = "is asked whether it is zero"
+            if len(needed) > 1:
+                asked = "are asked whether all of them are zero"
+            yield Factor(op, f"{names} {asked}", needed, about=needed[0])
 
     def rewrite(self, match: Factor, rw: Rewriter) -> None:
-        scan, row = match.op, match.row
+        scan, (row, *others) = match.op, match.rows
         assert isinstance(scan, Scan) and scan.body.first is not None
         uses = set(row.uses)
-        new = rw.typed(asked_about, row.aval, row, before=scan.body.first)
+        new = rw.typed(asked_about, row.aval, row, *others, before=scan.body.first)
         rw.replace(row, new, uses.__contains__)  # (1)
+
+
+def _may_be_factor(row: Value, masked: int) -> bool:
+    """Whether a row is multiplied by as by a mask of so many elements."""
+    made = _made_of(row)
+    is_rate = row.size == 1 and "sub" not in made
+    return "mul" in made and not is_rate and may_be_a_mask(row, masked)
+
+
+def _needed(scan: Scan, rows: Sequence[Value]) -> tuple[Value, ...]:
+    """The first row with which a step does nothing if it is zero; else as few as do so together."""
+    alone = next((row for row in rows if is_skipped_at(scan, [row])), None)
+    if alone is not None:
+        return (alone,)
+    if len(rows) < 2 or not is_skipped_at(scan, rows):
+        return ()
+    for row in rows:
+        others = [other for other in rows if other is not row]
+        if is_skipped_at(scan, others):
+            rows = others
+    return tuple(rows)
 
 
 def _made_of(row: Value) -> set[str]:

@@ -56,8 +56,8 @@ Sound when
     carries and outer values only, or adds zeros or NaNs made of these, or takes a maximum, selects
     or writes what is made of these;
 13. a skipped step may keep a carry because zero times a finite number is zero, of either sign.
-    Random numbers are. When the loop stops, on one device, the program computes how large others
-    may be in all steps left, or those of kept carries; if one is not finite, it goes on to its end;
+    Random numbers are. When the loop stops, or before one in reverse, on one device, the program
+    computes how large others may be in skipped steps; if one is not finite, it takes these, too;
 14. a row of a stream counts as zero in steps for which a mask before the loop made it so, if that
     mask and the predicate say the same of each row; also if finite numbers multiplied it since.
 

@@ -287,6 +287,32 @@ def test_batches(name):
         assert_close(jax.tree.leaves(inside(xs, states)), [each(xs, states)])
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_both_loops_of_two_masks(given):
+    """The loop back sums products of cotangents, of which nothing is chosen; a mask is read as a
+    row of what the loop forward stacks, or computed again.
+    """
+
+    def loss(w, x, rows, n, m):
+        def step(x, y, z):
+            row, *masks = z
+            first, second = masks if given else (masks[0] < n, masks[0] < m)
+            new = jnp.where(first[:, None], jnp.tanh(x @ w + row), x)
+            return new, jnp.where(second[:, None], jnp.sin(y @ w) + row, y)
+
+        steps = jnp.arange(STEPS)
+        xs = (rows, steps[:, None] < n, steps[:, None] < m) if given else (rows, steps)
+        return sum(jnp.sum(each**2) for each in scanned(step, x, x + 1.0, xs=xs))
+
+    w, rows = jnp.array([[0.5, 0.2], [-0.3, 0.4]]), jnp.ones((STEPS, 3, 2)) * X
+    with using(EAGER):
+        for n, m in (([1, 0, 2], [0, 3, 1]), ([6, 1, 2], [0, 0, 0]), ([0, 0, 0], [0, 0, 0])):
+            args = w, jnp.ones((3, 2)), rows, jnp.array(n), jnp.array(m)
+            graph, _ = observe.optimized(jax.grad(loss), args, {})
+            assert sum(isinstance(op, While) for op in graph.walk()) == 2
+            assert_close(evaluate_exactly(graph, *args), [jax.grad(loss)(*args)])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["at_rest", "chained", "settled"])
 def test_forward_mode(name):

@@ -91,7 +91,33 @@ def each(weights, h, rows, mask):
     return jax.vmap(one, in_axes=(0, 1, 1))(h, rows, mask)
 
 
-PROGRAMS = {f.__name__: f for f in (blended, moved_on, summed, two_states, each)}
+def two_masks(weights, h, rows, mask):
+    """Two states, which end at lengths of their own."""
+
+    def step(c, z):
+        (h, s), (row, m, k) = c, z
+        m, k = m[:, None], k[:, None]
+        new = m * jnp.tanh(row + h @ weights) + (1 - m) * h
+        return (new, k * jnp.sin(row + s) + (1 - k) * s), None
+
+    return lax.scan(step, (h, h + 1.0), (rows, mask, mask[:, ::-1]))[0]
+
+
+def unlike_batches(weights, h, rows, mask):
+    """A batch, one sequence, and a number that is no mask, of which a factor is made."""
+
+    def step(c, z):
+        (h, s), (row, m, one, k) = c, z
+        new = m[:, None] * jnp.tanh(row + (1 - k[:, None]) * h @ weights) + (1 - m[:, None]) * h
+        return (new, one * jnp.sin(row[0] + s) + (1 - one) * s), None
+
+    rest = mask[:, 0], jnp.flip(mask, 0)
+    return lax.scan(step, (h, h[0]), (rows, mask, *rest))[0]
+
+
+PROGRAMS = {
+    f.__name__: f for f in (blended, moved_on, summed, two_states, each, two_masks, unlike_batches)
+}
 
 
 def test_text():
@@ -143,6 +169,14 @@ def test_values(name, lengths):
         with using(EAGER):
             found, _ = observe.optimized(PROGRAMS[name], args, {})
         assert_same_bits(evaluate_exactly(found, *args), want)
+
+
+def test_as_few_as_are_needed():
+    """Of three factors, two together make a step do nothing: one truth value asks about these."""
+    for program, asked in ((two_masks, 2), (unlike_batches, 2), (two_states, 1)):
+        graph = alone(ASK, program, *args_of([2, 4]), fires=True)
+        (loop,) = (op for op in graph.body.ops if isinstance(op, Scan))
+        assert sum(op.name == "ne" for op in loop.body.ops) == asked
 
 
 @pytest.mark.parametrize("factor", [-0.0, 1e-45, -2.0, jnp.nan, jnp.inf])

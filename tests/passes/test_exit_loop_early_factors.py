@@ -279,6 +279,75 @@ def test_a_batch_that_is_padded(lengths, bad):
     assert_same_bits(evaluate_exactly(found, *args), want)
 
 
+def in_reverse(make):
+    """A loop over rows from the last to the first, whose mask is a factor."""
+
+    def program(x, rows, mask):
+        def step(x, z):
+            row, m = z[0], z[1].astype(x.dtype)
+            return m * make(row, x) + (1 - m) * x, None
+
+        return lax.scan(step, x, (rows, mask), reverse=True)[0]
+
+    return program
+
+
+def first_row(graph, *args):
+    """The row with which the loop of a graph begins, in reverse."""
+    loop = next(op for op in reversed(list(graph.body.ops)) if isinstance(op, While))
+    Rewriter(graph).set_outputs(graph.body, [loop.operands[0]])
+    return int(evaluate_exactly(graph, *args)[0])
+
+
+@pytest.mark.parametrize(
+    ("place", "bad", "first"),
+    [(0, jnp.inf, 5), (1, jnp.nan, 5), (5, -jnp.inf, 5), (4, 3e38, 5), (5, 1.0, 2)],
+)
+def test_steps_before_the_first_one_taken(place, bad, first):
+    """(13) Before the loop it is told whether their factors are finite."""
+    mask, rows = jnp.array([True, False, True, False, False, False]), ROWS.at[place, 1].set(bad)
+    for make in (lambda row, x: row * x, lambda row, x: jnp.exp(row) + x):
+        program = in_reverse(make)
+        for x in (jnp.ones(2), jnp.array([bad, 1.0])):
+            graph = alone(EXIT, program, x, rows, mask, fires=True)
+            assert first_row(graph, x, rows, mask) == first
+    alone(EXIT, in_reverse(lambda row, x: row * x), jnp.ones(2), rows, mask & False, fires=True)
+
+
+@pytest.mark.parametrize(("x", "first"), [(0.5, 2), (jnp.inf, 39), (3e38, 39), (jnp.nan, 39)])
+def test_factors_of_the_state_before_the_first_step_taken(x, first):
+    """(13) They are the same in all steps before it."""
+    program = in_reverse(lambda row, x: jnp.sort(x) * 2.0)
+    args = jnp.full(2, x), jnp.ones((40, 2)), jnp.arange(40) < 3
+    graph = alone(EXIT, program, *args, fires=True)
+    assert first_row(graph, *args) == first
+
+
+@pytest.mark.parametrize(("bad", "first"), [(1.0, 2), (jnp.inf, 39)])
+def test_factors_of_rows_to_which_zeros_are_added(bad, first):
+    """(13) They are not the same in all skipped steps, though a carry is all that is read."""
+    program = lambda rows, mask: in_reverse(lambda row, x: jnp.exp(row + x))(
+        jnp.zeros(2), rows, mask
+    )
+    args = jnp.ones((40, 2)).at[20, 1].set(bad), jnp.arange(40) < 3
+    graph = alone(EXIT, program, *args, fires=True)
+    assert first_row(graph, *args) == first
+
+
+def test_counters_in_reverse():
+    """(13) They count from the last row."""
+
+    def program(x, mask):
+        def step(c, m):
+            i, x = c
+            return (i + 1, x + m.astype(x.dtype) * jnp.sin(0.1 * i) * x), None
+
+        return lax.scan(step, (jnp.int32(0), x), mask, reverse=True)[0]
+
+    for m in (jnp.arange(30) < 4, jnp.arange(30) < 0):
+        alone(EXIT, program, jnp.ones(2), m, fires=True)
+
+
 @pytest.mark.parametrize("summed", ["state", "losses"])
 def test_both_loops_of_a_gradient(summed):
     """The loop back begins with the last row that counts, the loop forward makes no more."""
@@ -549,16 +618,6 @@ def test_few_steps_that_are_left(until, taken):
         graph = alone(EXIT, program, state, rows, fires=True)
     assert steps_taken(graph, state, rows) == taken
     assert jnp.sum(program(state, rows)) < jnp.sum(jnp.square(rows))  # it ends early
-
-
-def test_a_loop_in_reverse():
-    """It would begin late: nothing tells what its carries are then."""
-
-    def program(x, rows, mask):
-        step = lambda x, z: (x + z[1].astype(x.dtype) * z[0], None)
-        return lax.scan(step, x, (rows, mask), reverse=True)[0]
-
-    alone(EXIT, program, "f32[2]", "f32[6,2]", "bool[6]", fires=False)
 
 
 # ---------------------------------------------------------------- how the last step is found

@@ -24,6 +24,7 @@ from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.flags import compared_with_zero
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
+from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import depending_on, inputs
 from jaxpr_opt.ir.facts import remembered
@@ -173,8 +174,8 @@ def _asks(skip: Skip, row: Value) -> bool:
 @remembered
 def _skips_with(scan: Scan, other: Skip, skip: Skip, route: Route) -> bool:
     """Whether a loop skips, as `other` says, each step whose rows a skipped step has stacked: it
-    takes no more steps than that loop has counted, or its predicate is a row of a stack of that
-    loop, or computed alike from the same rows and the numbers of steps.
+    takes no more steps than that loop has counted, or its predicate is made of rows of stacks of
+    that loop, and of what is computed alike from the same rows and the numbers of steps.
     """
     if takes_no_more(other, skip, names_around(skip.scan, route)):
         return True
@@ -185,13 +186,17 @@ def _skips_with(scan: Scan, other: Skip, skip: Skip, route: Route) -> bool:
         return False
     rows = ((param, skip.skipped[there]) for param, there in found.names.items())
     facts = {param: known for param, known in rows if isinstance(known, Splat)}
-    known = Assumed(scan.body, facts)[other.predicate]
-    if known == Splat(np.bool_(not other.taken_when)):
-        return True
     renamed = {there: param for param, there in found.names.items()}
-    return other.taken_when == skip.taken_when and same_expression(
-        skip.predicate, other.predicate, renamed, partial(_is_counted_alike, skip.scan, scan)
-    )
+    alike = partial(_is_counted_alike, skip.scan, scan)
+    told = implied(skip.predicate, not skip.taken_when)
+    facts |= {
+        value: Splat(np.bool_(told[there]))
+        for value in (v for v in other.asked if v.dtype == bool)
+        for there in told
+        if same_expression(there, value, renamed, alike)
+    }
+    known = Assumed(scan.body, facts)[other.predicate]
+    return known == Splat(np.bool_(not other.taken_when))
 
 
 def _asks_the_same(other: Skip, skip: Skip) -> bool:

@@ -4,7 +4,8 @@
 zero times infinity is NaN. So a loop may stop at the last step taken if the rewards of all later
 steps are finite. The program finds that out when it runs, from the least and the greatest number of
 each array that these steps read (`jaxpr_opt.analysis.values.ranges`). A carry that skipped steps
-keep is what the last step left; ranges of other carries go from step to step.
+keep is what the last step left; ranges of other carries go from step to step. A loop in reverse,
+whose skipped steps come first, finds it out before it begins.
 
 If skipped steps read nothing but carries that they keep, ``x + go * f(x)``, all of them compute the
 same factors: the program computes these once more, and looks whether they are finite.
@@ -23,7 +24,7 @@ from jaxpr_opt.analysis.values.float_bounds import Bounds, bounds
 from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.dataflow import inputs, source_through
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.devices import is_divided, is_manual
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import LAYING
@@ -74,7 +75,7 @@ def _same_factors(skip: Skip) -> SameFactors | None:
     known = [skip.skipped[v] for op in skip.products for v in op.operands]
     values = tuple(dict.fromkeys(each for each in known if isinstance(each, Value)))
     computed = skip.computed(values)
-    read = {v for op in computed.ops for v in inputs(op)} | {*values}
+    read = [v for v in computed.known.values() if isinstance(v, Value)]
     kept = {c.param for c in skip.kept} - {c.param for c in skip.dropped}
     body = skip.scan.body
     # Condition 13 of exit-loop-early.

@@ -81,7 +81,8 @@ class _Search:
 
     def __init__(self, scan: Scan, keeping: list[Carry]) -> None:
         self._scan, self._keeping = scan, keeping
-        self.step = Assumable(scan.body, linear=carries_cotangents(scan))
+        self._is_linear = carries_cotangents(scan)
+        self.step = Assumable(scan.body, linear=self._is_linear)
 
     def all(self) -> Iterator[Facts]:
         """Facts of which each is needed, with one number of each integer."""
@@ -117,7 +118,10 @@ class _Search:
         changed = [c for c in self._keeping if blanks(self._scan, [c], known) is None]
         kept = {c.param for c in self._keeping}.difference(c.param for c in changed)
         lost = [c for c in changed if c.param in asked or not self._settles(c, known, kept)]
-        return min((list(self._ways(c, known)) for c in lost), key=len) if lost else None
+        ways = [list(self._ways(c, known)) for c in lost]
+        if self._is_linear:  # what sums up products stays as it is if cotangents are zeros
+            ways = [each for each in ways if each] or ways
+        return min(ways, key=len) if lost else None
 
     def _settles(self, carry: Carry, known: Assumed, kept: Set[Value]) -> bool:
         """Whether all skipped steps make the same of a carry, of what they keep."""

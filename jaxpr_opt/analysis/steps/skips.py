@@ -42,7 +42,7 @@ from jaxpr_opt.analysis.steps.predicates import (
 )
 from jaxpr_opt.analysis.steps.splats import Known, Splat, zero_of
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.flags import source_of
+from jaxpr_opt.analysis.values.flags import may_be_zero
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
@@ -210,10 +210,11 @@ def find_ends(scan: Scan) -> tuple[Skip, ...]:
 
 @remembered
 def find_factors(scan: Scan) -> tuple[Skip, ...]:
-    """The first way in which a scan skips all steps after the last one taken if what they multiply
-    by zero is finite: ``total + alive * reward``. Empty if it skips steps without that.
+    """The first way in which a scan skips all steps after the last one taken, or, in reverse,
+    before the first one, if what they multiply by zero is finite: ``total + alive * reward``. Empty
+    if it skips steps without that.
     """
-    if scan.reverse or any(isinstance(each, Skip) for each in find_skips(scan)):
+    if any(isinstance(each, Skip) for each in find_skips(scan)):
         return ()
     if not any(map(_has_a_mask, scan.body.ops)) or carries_cotangents(scan):
         return ()
@@ -221,8 +222,8 @@ def find_factors(scan: Scan) -> tuple[Skip, ...]:
 
 
 def _has_a_mask(op: Op) -> bool:
-    """Whether a factor of a product is made of truth values."""
-    return op.name in MULTIPLYING and any(source_of(v) is not None for v in op.operands)
+    """Whether a factor of a product is made of truth values, or asked about."""
+    return op.name in MULTIPLYING and any(map(may_be_zero, op.operands))
 
 
 def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
@@ -262,14 +263,14 @@ def _ends(scan: Scan, finite: bool = False) -> Iterator[Skip]:
                 break
 
 
-def is_skipped_at(scan: Scan, factor: Value) -> bool:
-    """Whether a loop that skips no steps may skip those, or the last of those, in which a factor is
-    zero, if it is asked whether it is.
+def is_skipped_at(scan: Scan, factors: Iterable[Value]) -> bool:
+    """Whether a loop that skips no steps may skip those, or the last of those, in which factors are
+    zero, if it is asked whether they are.
     """
     if any(isinstance(each, Skip) for each in (*find_skips(scan), *find_ends(scan))):
         return False
     end = _end(scan, finite=True)
-    return end is not None and end.is_idle(end.step.under({factor: zero_of(factor)}))
+    return end is not None and end.is_idle(end.step.under({v: zero_of(v) for v in factors}))
 
 
 @dataclass(frozen=True, slots=True)

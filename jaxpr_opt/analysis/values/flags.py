@@ -271,6 +271,20 @@ def source_of(number: Value) -> Source | None:
     return Source(value, tuple(moves), negations % 2 == 1) if is_told else None
 
 
+def may_be_zero(factor: Value) -> bool:
+    """Whether a factor is made of truth values, or of numbers that are asked about, by moves and
+    differences from one.
+    """
+    if source_of(factor) is not None:
+        return True
+    while (op := factor.op) is not None and not is_question(factor):
+        other = negated(factor)
+        if other is None and op.name not in VIEWING:
+            return False
+        factor = op.operands[0] if other is None else other
+    return factor.op is not None
+
+
 def asked_number(value: Value) -> Value | None:
     """The number `r` of ``select_n (ne r 0.0) r r``, which is asked whether it is zero."""
     which, *cases = _operands(value, "select_n") or (value,)
