@@ -81,6 +81,7 @@ from jaxpr_opt.passes.windows.read_one_hot_rows import ReadOneHotRows
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.windows.reduce_added_rows import ReduceAddedRows
 from jaxpr_opt.passes.windows.scatter_padded_windows import ScatterPaddedWindows
+from jaxpr_opt.passes.windows.share_batched_factors import ShareBatchedFactors
 from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
@@ -104,6 +105,7 @@ WINDOWS = (
     TakeArraysApart(),
     SplitFlatLoops(),
     ShareBatchedTables(),
+    ShareBatchedFactors(),
     JoinConsecutiveRows(),
     ForwardKnownStacks(),
     RecognizeOneHot(),

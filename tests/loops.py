@@ -49,8 +49,8 @@ def alone(
     phase: Phase | None = None,
     evaluate=evaluate_exactly,
 ) -> Graph:
-    """The graph after one pass. If it fires, the graph gives the same bits as before (if it changes
-    the order of sums: the same up to rounding); if not, it is as it was.
+    """The graph after one pass. If it fires, the graph gives the same bits as before (if it says
+    so: the same up to rounding); if not, it is as it was.
 
     Where a whole diff would hide the point; arguments are arrays, or types as text, for which
     arrays are drawn as in `check_rewrite`, integers out of range among them.  Many steps
@@ -72,7 +72,7 @@ def alone(
         drawn = random_inputs(jaxpr.in_avals, seed, places=seed > 0)
         given = [d if isinstance(a, str) else a for a, d in zip(args, drawn, strict=True)]
         want = evaluate(jaxpr, *given)
-        agree = assert_close if each.reassociates else assert_same_bits
+        agree = assert_close if each.rounds else assert_same_bits
         agree(want, evaluate(exported, *given))
         if concrete:
             break

@@ -82,6 +82,17 @@ def most(dtype: Any) -> float:
     return float(jnp.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
+def has_common_range(dtype: Any) -> bool:
+    """Whether numbers may be as large as those of float32, if they have an exponent."""
+    return not is_inexact(dtype) or exponent(dtype) >= exponent(np.float32)
+
+
+@functools.cache
+def exponent(dtype: Any) -> int:
+    """The exponent of two that is too large for a dtype of floats."""
+    return int(jnp.finfo(dtype).maxexp)  # type: ignore[no-untyped-call]
+
+
 @functools.cache
 def least(dtype: Any) -> float:
     """The least positive number of a dtype of floats that is not flushed to zero."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from jax.lax import GatherScatterMode
+from jax.lax import GatherScatterMode, Precision
 
 from jaxpr_opt.bridge.guard import UnknownJaxError
 
@@ -156,6 +156,17 @@ def numbers_of(op: Equation) -> Any:
     return _read(op, "dimension_numbers")
 
 
+def along_other_axes(product: Equation, numbers: Any) -> dict[str, Any]:
+    """The parameters of a product that multiplies and sums along other axes."""
+    return {**product.params, "dimension_numbers": numbers}
+
+
+def asks_for_all_bits(product: Equation) -> bool:
+    """Whether a product asks to be computed with all bits of its factors."""
+    precision = product.params.get("precision")
+    return isinstance(precision, tuple) and set(precision) == {Precision.HIGHEST}
+
+
 def mode_of(op: Equation) -> Any:
     """What a gather or scatter does with what is out of range; None of other ops, which clamp."""
     return op.params.get("mode")
@@ -247,8 +258,8 @@ def broadcast_dimensions_of(op: Equation) -> tuple[int, ...]:
 
 
 def is_resharded(op: Equation) -> bool:
-    """Whether a broadcast or reshape says how its result is sharded."""
-    return op.params.get("sharding") is not None
+    """Whether a broadcast, reshape or product says how its result is sharded."""
+    return any(op.params.get(name) is not None for name in ("sharding", "out_sharding"))
 
 
 _SIZES = {

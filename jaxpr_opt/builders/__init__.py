@@ -14,7 +14,7 @@ reads and writes of windows
 `window_by_window`                                  writes of several windows, one by one
 `tiled_windows`                                     a window as others that tile it
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
-`shared_tables`                                     one table for all rows of a batch
+`shared_tables`, `shared_factors`                   one table or matrix for all rows of a batch
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order
 `sums_in_an_array`, `carried_scratch`
 `descent_rows`, `state_rows`                        steps of an optimizer on some rows

@@ -57,6 +57,11 @@ class Device:
     """Bytes of the arrays up to which XLA compiles a loop as one function."""
     product: float = 0.0
     """Seconds more of a product of matrices, however small."""
+    library: float = 0.0
+    """Seconds to start the library that multiplies matrices, and that is not asked for vectors."""
+    truncates: bool = False
+    """Whether products of matrices of float32 are computed with fewer bits than those of numbers,
+    unless all bits are asked for."""
     line: int
     """Bytes that are moved at least: moving fewer takes as long."""
     lanes: int = 4
@@ -178,6 +183,7 @@ CPU = Device(
     arithmetic=0.036e-9,
     transcendental=0.25e-9,
     kernel=76e-9,
+    library=0.6e-6,
     slow_function=5.4e-9,
     step=0.3e-6,
     fused_step=37.5e-9,
@@ -256,6 +262,7 @@ GPU = Device(
     transcendental=1 / 3.7e12,
     kernel=1e-6,
     product=3e-6,
+    truncates=True,
     step=6e-6,
     fused_step=6e-6,
     fused_bytes=0,
@@ -290,6 +297,7 @@ TPU = Device(
     flop=1 / 197e12,
     arithmetic=1 / 6e12,
     transcendental=1 / 1e12,
+    truncates=True,
     kernel=0.5e-6,
     step=1e-6,
     fused_step=1e-6,

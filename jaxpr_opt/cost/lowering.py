@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxpr_opt.bridge.parameters import asks_for_all_bits, numbers_of
 from jaxpr_opt.cost.devices import CPU, Device
 from jaxpr_opt.cost.fusion import (
     ONE_INSTRUCTION,
@@ -78,6 +79,16 @@ class Lowering:
     def is_read_again(self, nbytes: int) -> bool:
         """Whether XLA reads a window again for each reduction of it."""
         return nbytes < self.device.reread
+
+    def is_as_precise_in_any_shape(self, product: Op) -> bool:
+        """Whether a product keeps as many bits whatever else is multiplied with it: where products
+        of matrices of float32 lose some, it is one, or loses none anyway.
+        """
+        is_truncated = self.device.truncates and not asks_for_all_bits(product)
+        if not is_truncated or product.operands[0].dtype not in ("float32", "complex64"):
+            return True
+        (contracted, _), (batch, _) = numbers_of(product)
+        return bool(contracted) and any(n > 1 for n in product.result.shape[len(batch) :])
 
     @property
     def sums_by_library(self) -> bool:

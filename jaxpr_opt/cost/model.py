@@ -235,6 +235,21 @@ class CostModel(Prices):
         rows = self.started(1) + self.moved(2 * product.result.nbytes)
         return rows + self.streamed(looked) / max(steps, 1) < self.repeated_apart(product)
 
+    def is_less_without_copies(self, copies: float) -> bool:
+        """Whether reading so many bytes of copies of a factor takes clearly longer than starting a
+        product of matrices.
+        """
+        return self.moved(copies) > self.doubtful(self.started(1) + self.device.library)
+
+    def is_less_as_one_product(self, products: Op, masks: int) -> bool:
+        """Whether the products of a batch, added up, take longer than one product that adds them
+        up, after so many masks have chosen rows of the factors.
+        """
+        chosen = sum(masks * self.elementwise(factor) for factor in products.operands)
+        start = self.started(1 + 2 * masks) + self.device.library + self.device.product
+        one = start + chosen + self.repeated([products])
+        return self.elementwise(products.result, 2) > one
+
     def is_less_than_one_more(self, array: Value, region: Region) -> bool:
         """Whether moving an array takes less time than one more op of a region in a loop: then all
         its ops may be too many to be started in a row.  One function of a loop starts none.

@@ -98,6 +98,13 @@ class Pass:
         """
         return False
 
+    @property
+    def rounds(self) -> bool:
+        """Whether results may be rounded otherwise: it changes the order of sums, or the shape of
+        products, for which a library adds up in another order.
+        """
+        return self.reassociates
+
     def looks_at(self, names: Collection[str]) -> bool:
         """Whether it may find something in straight-line code of ops of these names."""
         asked = Op in self.anchors and (

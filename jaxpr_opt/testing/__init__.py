@@ -120,8 +120,8 @@ def check_rewrite(
     compat.check_jaxpr(exported)
     _check_interface(jaxpr, exported)
     *arguments, edges = _argument_sets(jaxpr, args, in_range)
-    agree = assert_close if each.reassociates else assert_same_bits
-    for argument in arguments if each.reassociates else (*arguments, edges):
+    agree = assert_close if each.rounds else assert_same_bits
+    for argument in arguments if each.rounds else (*arguments, edges):
         agree(evaluate_exactly(before, *argument), evaluate_exactly(after, *argument))
     if grad and each.phase != "final":
         argument = _argument_sets(jaxpr, args, in_range)[0]

@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, Literal
@@ -47,10 +47,9 @@ class Plan:
     lanes: bool = False
     """Whether several devices run the program in step."""
 
-    @property
-    def rounds(self) -> bool:
-        """Whether sums may come in another order."""
-        return any(each.reassociates for each in self.pipeline.passes)
+    def rounds(self, fired: Container[str]) -> bool:
+        """Whether what has fired may round results otherwise."""
+        return any(each.rounds for each in self.pipeline.passes if each.name in fired)
 
     def runner(self, *args: Any, **options: Any) -> Any:
         """What runs it in NumPy."""
@@ -121,7 +120,7 @@ def check(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Outco
         if not is_valid(graph):
             return Outcome(is_valid=False)
         return Outcome(difference=Difference("fault", f"{plan.label}: {error}"))
-    fired = tuple(r.name for r in journal.records.values() if r.rewrites)
+    fired = those_fired(journal)
     reasons = frozenset(
         f"{record.name}: {_plain(refusal.reason)}"
         for record in journal.records.values()
@@ -131,6 +130,11 @@ def check(graph: Graph, plan: Plan, arguments: Sequence[Sequence[Any]]) -> Outco
     if fired:
         outcome.difference = compare(graph, after, arguments, outcome, plan)
     return outcome
+
+
+def those_fired(journal: Journal) -> tuple[str, ...]:
+    """The names of the passes that changed a program."""
+    return tuple(r.name for r in journal.records.values() if r.rewrites)
 
 
 def _plain(reason: str) -> str:
@@ -159,7 +163,7 @@ def compare(
     outcome, run = outcome or Outcome(), Evaluator if plan is None else plan.runner
     old, new, lenient = run(before), run(after, steps=MAX_STEPS_AFTER), is_lenient(before)
     other = run(before, OTHER_GARBAGE) if has_unspecified(before) else None
-    rounds = plan is not None and plan.rounds
+    rounds = plan is not None and plan.rounds(outcome.fired)
     for args in arguments:
         try:
             want, said = heard(old, args)

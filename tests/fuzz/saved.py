@@ -173,16 +173,17 @@ def _difference(graph: Graph, plan: check.Plan, compiled: bool) -> check.Differe
     try:
         if compiled:
             return check.compiled(graph, plan, drawn)
-        after, _ = check.run(graph, plan)
+        after, journal = check.run(graph, plan)
     except (PassError, VerifyError) as error:
         return check.Difference("fault", f"{plan.label}: {error}")
-    found = (_compared(graph, after, args, plan) for args in drawn)
+    fired = check.those_fired(journal)
+    found = (_compared(graph, after, args, plan, fired) for args in drawn)
     return next(filter(None, found), None)
 
 
 def _compared(
-    graph: Graph, after: Graph, args: Sequence[Any], plan: check.Plan
+    graph: Graph, after: Graph, args: Sequence[Any], plan: check.Plan, fired: tuple[str, ...]
 ) -> check.Difference | None:
     if plan.lanes:
-        return check.compare(graph, after, [args], plan=plan)
-    return check.confirmed(graph, after, args, rounds=plan.rounds)
+        return check.compare(graph, after, [args], check.Outcome(fired), plan)
+    return check.confirmed(graph, after, args, rounds=plan.rounds(fired))

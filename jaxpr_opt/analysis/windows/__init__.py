@@ -9,6 +9,8 @@ one op
 `concat_operands`           the operand of a concatenation that a window lies in
 `row_sources`               the arrays that the rows of an array come from
 `row_axes`                  the axis of a result that the rows of an operand are along
+`repeated`                  axes along which all rows are the same
+`summed_products`           products of a batch that are summed up over the batch
 `selections`, `read_rows`   reads of a part of some axes; which ops need to compute only that
 `selected_versions`         versions of an array, of which a select chooses
 `branch_writes`             the windows that branches of a cond write

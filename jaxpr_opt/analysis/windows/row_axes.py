@@ -90,6 +90,15 @@ def _along(op: Op, _: int, axis: int) -> int | None:
     return None if axis == dimension_of(op) else axis
 
 
+def _stack(op: Op, _: int, axis: int) -> int | None:
+    return axis + (axis >= dimension_of(op))
+
+
+def _unstack(op: Op, _: int, axis: int) -> int | None:
+    where = dimension_of(op)
+    return None if axis == where else axis - (axis > where)
+
+
 def _rev(op: Op, _: int, axis: int) -> int | None:
     return None if axis in dimensions_of(op) else axis
 
@@ -184,5 +193,7 @@ _RULES: dict[str, Rule] = {
     "pad": _pad,
     "rev": _rev,
     "slice": _slice,
+    "stack": _stack,
     "transpose": _transpose,
+    "unstack": _unstack,
 }
