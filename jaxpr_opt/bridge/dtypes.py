@@ -87,6 +87,13 @@ def has_common_range(dtype: Any) -> bool:
     return not is_inexact(dtype) or exponent(dtype) >= exponent(np.float32)
 
 
+def is_widened(dtype: Any, other: Any) -> bool:
+    """Whether all numbers of a dtype of real floats are such of another one, exactly."""
+    if not (jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(other, jnp.floating)):
+        return False
+    return precision(dtype) <= precision(other) and exponent(dtype) <= exponent(other)
+
+
 @functools.cache
 def exponent(dtype: Any) -> int:
     """The exponent of two that is too large for a dtype of floats."""

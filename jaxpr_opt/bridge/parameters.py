@@ -287,6 +287,15 @@ def of_one_row(op: Equation, axis: int | None, to: int) -> dict[str, Any]:
     return {**op.params, name: tuple(sizes)}
 
 
+def of_single_rows(op: Equation, axes: Sequence[int]) -> dict[str, Any]:
+    """The parameters of a move, if its result has one row along each of some axes."""
+    name = _SIZES.get(op.name)
+    if name is None:
+        return dict(op.params)
+    sizes = [1 if axis in axes else n for axis, n in enumerate(_read(op, name))]
+    return {**op.params, name: tuple(sizes)}
+
+
 def axes_of(op: Equation) -> tuple[int, ...]:
     """The axes that are reduced."""
     return tuple(_read(op, "axes"))

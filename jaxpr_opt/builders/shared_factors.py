@@ -8,13 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.summed_products import Mask, SummedProduct
+from jaxpr_opt.analysis.windows.summed_products import Mask, SumOfTerms, Term
 from jaxpr_opt.bridge.parameters import (
     along_other_axes,
+    axes_of,
     broadcast_dimensions_of,
     numbers_of,
+    of_single_rows,
 )
 from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.ir.graph import Op, Value
@@ -58,48 +61,87 @@ def product_of_shared(product: Op, position: int, number: int, rw: Rewriter) -> 
     return rw.typed(batched, product.result.aval, *operands, before=product)
 
 
-def product_of_sum(found: SummedProduct, rw: Rewriter) -> Value:
+def sum_of_products(found: SumOfTerms, rw: Rewriter) -> Value:
+    """What the sum of terms is, products summed up by a product, of rows that are chosen."""
+    reduction, total = found.ops[0], None
+    for term in found.terms:
+        make = _product if term.is_product else _sum
+        masks = [
+            one_row(m.predicate, _others(m.predicate, m.kept), rw, before=reduction)
+            for m in term.masks
+        ]
+        operands = term.array.op.operands if term.is_product and term.array.op else (term.array,)
+
+        def code(*given: jax.Array, term: Term = term, make: Any = make) -> jax.Array:
+            count = len(given) - len(term.masks)
+            summed = make(term, reduction.result.dtype, given[:count], given[count:])
+            return _as_added(term, summed, reduction)
+
+        made = rw.typed(code, reduction.result.aval, *operands, *masks, before=reduction)
+        total = made if total is None else rw.insert(lax.add, total, made, before=reduction)
+    assert total is not None
+    return total
+
+
+def _product(
+    term: Term, dtype: Any, factors: Sequence[jax.Array], masks: Sequence[jax.Array]
+) -> jax.Array:
     """The product that also sums up along batch axes, of rows that are chosen."""
-    product, before = found.product, found.ops[0]
+    product = term.array.op
+    assert product is not None
     contracted, batch = numbers_of(product)
-    rest = [n for n in range(len(batch[0])) if n not in found.summed]
-    numbers = (
-        tuple(
-            (*axes, *(of[n] for n in found.summed))
-            for axes, of in zip(contracted, batch, strict=True)
-        ),
-        tuple(tuple(of[n] for n in rest) for of in batch),
-    )
-    masks = [_rows(mask, len(batch[0]), rw, before) for mask in found.masks]
-    code = partial(bound, product, params=along_other_axes(product, numbers))
-    order = [sorted(found.kept).index(axis) for axis in found.kept]
-
-    def multiply(*given: jax.Array) -> jax.Array:
-        factors, rows = given[:2], given[2:]
-        for (_, axes, zeros), mask in zip(masks, rows, strict=True):
-            factors = [
-                _chosen(factor, mask, [of[n] for n in axes], zeros=zeros)
-                for factor, of in zip(factors, batch, strict=True)
-            ]
-        return lax.transpose(code(*factors), order)
-
-    values = (*product.operands, *(mask for mask, _, _ in masks))
-    return rw.typed(multiply, before.result.aval, *values, before=before)
+    rest = [n for n in range(len(batch[0])) if n not in term.summed]
+    summing = [
+        (*axes, *(of[n] for n in term.summed)) for axes, of in zip(contracted, batch, strict=True)
+    ]
+    numbers = tuple(summing), tuple(tuple(of[n] for n in rest) for of in batch)
+    chosen = [
+        _chosen(factor, term.masks, masks, [[of[a] for a in m.axes] for m in term.masks])
+        for factor, of in zip(factors, batch, strict=True)
+    ]
+    widened = {} if dtype == term.array.dtype else {"preferred_element_type": np.dtype(dtype)}
+    params = {**along_other_axes(product, numbers), **widened}
+    made: jax.Array = bound(product, *chosen, params=params)
+    return made
 
 
-def _rows(mask: Mask, batch: int, rw: Rewriter, before: Op) -> tuple[Value, list[int], bool]:
-    """A predicate of rows, the batch axes it is along, and for which truth value rows are zero."""
-    in_rows = [axis for axis, to in enumerate(mask.axes) if to >= batch]
-    of_rows = [to for to in mask.axes if to < batch]
-    return one_row(mask.predicate, in_rows, rw, before=before), of_rows, mask.zeros
+def _sum(
+    term: Term, dtype: Any, given: Sequence[jax.Array], masks: Sequence[jax.Array]
+) -> jax.Array:
+    """The sum of rows that are chosen."""
+    chosen = _chosen(given[0], term.masks, masks, [m.axes for m in term.masks])
+    return lax.reduce_sum(lax.convert_element_type(chosen, dtype), axes=term.summed)
 
 
-def _chosen(factor: Any, mask: Any, axes: Sequence[int], *, zeros: bool) -> Any:
-    """Rows of a factor, or zeros."""
-    order = sorted(range(len(axes)), key=axes.__getitem__)
-    where = lax.broadcast_in_dim(lax.transpose(mask, order), factor.shape, sorted(axes))
-    zero = jnp.zeros_like(factor)
-    return lax.select(where, zero, factor) if zeros else lax.select(where, factor, zero)
+def _as_added(term: Term, summed: jax.Array, reduction: Op) -> jax.Array:
+    """A term that is summed up, moved as its rows were; meanwhile summed axes have one row."""
+    made = lax.expand_dims(summed, term.summed)
+    for op, axes in reversed(term.moves):
+        others = op.operands[1:]  # the filler of a pad, zero
+        fillers = [jnp.zeros(v.shape, made.dtype) for v in others]
+        made = bound(op, made, *fillers, params=of_single_rows(op, axes))
+    return lax.squeeze(made, axes_of(reduction))
+
+
+def _chosen(
+    array: jax.Array,
+    masks: Sequence[Mask],
+    predicates: Sequence[jax.Array],
+    axes: Sequence[Sequence[int]],
+) -> jax.Array:
+    """Rows of an array for which all predicates are the case of their mask, and zeros."""
+    for mask, predicate, along in zip(masks, predicates, axes, strict=True):
+        order = sorted(range(len(along)), key=along.__getitem__)
+        chosen = predicate == mask.case if predicate.dtype != bool else predicate
+        where = lax.broadcast_in_dim(lax.transpose(chosen, order), array.shape, sorted(along))
+        zero = jnp.zeros_like(array)
+        is_true = predicate.dtype != bool or mask.case == 1
+        array = lax.select(where, array, zero) if is_true else lax.select(where, zero, array)
+    return array
+
+
+def _others(array: Value, axes: Sequence[int]) -> list[int]:
+    return [axis for axis in range(len(array.shape)) if axis not in axes]
 
 
 def _without(gone: Sequence[int], axes: Sequence[int]) -> list[int]:

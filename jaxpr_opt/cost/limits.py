@@ -13,6 +13,9 @@ WAY_TO_AN_INDEX = 48
 TERMS_OF_A_SUM = 32
 """Arrays that are added up one after the other."""
 
+OPS_OF_A_SUM = 512
+"""Ops between the terms of a sum over a batch and their sum."""
+
 WRITES_IN_A_ROW = 16
 """Writes to one array, each to what the one before it left."""
 

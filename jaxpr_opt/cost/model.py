@@ -16,6 +16,7 @@ from sys import maxsize
 from typing import Any
 
 from jaxpr_opt.bridge import compat_devices
+from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.devices import CPU, DEVICES, GPU
 from jaxpr_opt.cost.functions import longer_one_by_one
 from jaxpr_opt.cost.fusion import handed_on, is_fused, kernels, numbers_read, own_kernels
@@ -245,10 +246,11 @@ class CostModel(Prices):
         """Whether the products of a batch, added up, take longer than one product that adds them
         up, after so many masks have chosen rows of the factors.
         """
-        chosen = sum(masks * self.elementwise(factor) for factor in products.operands)
         start = self.started(1 + 2 * masks) + self.device.library + self.device.product
-        one = start + chosen + self.repeated([products])
-        return self.elementwise(products.result, 2) > one
+        chosen = sum(masks * self.elementwise(factor) for factor in products.operands)
+        (summed, _), _ = numbers_of(products)
+        outer = 0.0 if summed else self.repeated([products])  # else multiplied either way
+        return self.elementwise(products.result, 2 + masks) > start + chosen + outer
 
     def is_less_than_one_more(self, array: Value, region: Region) -> bool:
         """Whether moving an array takes less time than one more op of a region in a loop: then all

@@ -30,7 +30,7 @@ from jaxpr_opt.insight.journal import (
     publish,
 )
 from jaxpr_opt.ir.exporter import export
-from jaxpr_opt.ir.graph import Graph, Phase, Remat
+from jaxpr_opt.ir.graph import Graph, Op, Phase, Remat
 from jaxpr_opt.ir.importer import INLINED_WHEN_FINAL, import_jaxpr
 from jaxpr_opt.ir.traits import is_plainly_called
 from jaxpr_opt.memory.budget import Budget
@@ -342,7 +342,8 @@ class Pipeline:
         if graph.phase != "final" or state is None:
             return None
         ops = list(graph.walk())
-        marked = any(op.name == "stop_gradient" for op in ops) and any(op.regions for op in ops)
+        marks = [op for op in ops if op.name == "stop_gradient"]
+        marked = any(map(_is_chosen, marks)) or bool(marks and any(op.regions for op in ops))
         closed = any(isinstance(op, Remat) and is_plainly_called(op) for op in ops)
         return None if graph.opened or marked or closed else state
 
@@ -366,6 +367,13 @@ class Pipeline:
             journal.records.clear()
             return original
         return out
+
+
+def _is_chosen(mark: Op) -> bool:
+    """Whether a select reads it: `vmap` of a cond keeps rows that take another branch from making
+    a gradient.
+    """
+    return any(user.name == "select_n" for user in mark.result.users)
 
 
 def _finish(journal: Journal, started: float) -> None:

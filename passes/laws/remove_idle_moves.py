@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 from jax import lax
 
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
@@ -39,12 +40,13 @@ from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     is_in_order,
     is_resharded,
+    limits_of,
     padding_of,
     permutation_of,
     starts_of,
     strides_of,
 )
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Value, is_sized
 from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.passes.laws.simplify import Identity, Simplify
 
@@ -117,6 +119,26 @@ def sliced_at_once(op: Op) -> Plainer | None:
     return Plainer(lambda x: lax.slice(x, starts, limits), inner.operands)
 
 
+def sliced_before_spread(op: Op) -> Plainer | None:
+    """The law slice(broadcast(x)) = broadcast(slice(x)), along the axes that `x` has."""
+    inner, shape = op.operands[0].op, op.result.shape
+    if inner is None or inner.name != "broadcast_in_dim" or len(inner.operands) != 1:
+        return None
+    (source,), axes = inner.operands, broadcast_dimensions_of(inner)
+    if is_resharded(inner) or not is_sized(source.shape):
+        return None
+    windows = [(0, n, 1) for n in source.shape]
+    for own, axis in enumerate(axes):
+        if source.shape[own] == inner.result.shape[axis]:  # (1)
+            windows[own] = starts_of(op)[axis], limits_of(op)[axis], strides_of(op)[axis]
+    starts, limits, strides = zip(*windows, strict=True) if windows else ((), (), ())
+
+    def spread(x: jax.Array) -> jax.Array:
+        return lax.broadcast_in_dim(lax.slice(x, starts, limits, strides), shape, axes)
+
+    return Plainer(spread, (source,))
+
+
 def spread_at_once(op: Op) -> Plainer | None:
     """The law reshape(broadcast(x)) = broadcast(x), where axes of size 1 come or go."""
     inner = op.operands[0].op
@@ -154,7 +176,7 @@ LAWS: Laws = {
     "reduce_sum": (first,),
     "reshape": (first_if(is_in_order), reshaped_twice, spread_at_once),
     "rev": (involution,),
-    "slice": (first, sliced_at_once),
+    "slice": (first, sliced_at_once, sliced_before_spread),
     "squeeze": (first, squeezed_back, spread_at_once),
     "stop_gradient": (first,),
     "transpose": (first_if(keeps_axes), transposed_at_once, written_back),

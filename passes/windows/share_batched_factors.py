@@ -18,8 +18,8 @@ gradient of them for each. Sound, up to rounding, when
 
 1. a factor is the same for all rows of a batch axis of the product
    (`jaxpr_opt.analysis.windows.repeated`);
-2. or the product is only summed up, along batch axes only; on the way it may be transposed, and
-   rows of it replaced by zeros: then those of both factors are;
+2. or what is summed up, along batch axes only, is made of products that nothing else reads, row by
+   row: they are moved, added, and rows of them replaced by zeros (then those of both factors are);
 3. products are as precise in any shape: a GPU or TPU may multiply matrices of float32 with fewer
    bits, but not vectors;
 4. numbers have the range of float32: a product of float16 may overflow where its sum does not.
@@ -36,10 +36,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.repeated import is_repeated
-from jaxpr_opt.analysis.windows.summed_products import SummedProduct, summed_product
+from jaxpr_opt.analysis.windows.summed_products import SumOfTerms, sum_of_terms
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import numbers_of
-from jaxpr_opt.builders.shared_factors import product_of_shared, product_of_sum
+from jaxpr_opt.builders.shared_factors import product_of_shared, sum_of_products
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, is_sized
@@ -65,9 +65,9 @@ class SharedFactor(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedGradient(Match):
-    """A sum of products over a batch."""
+    """A sum over a batch of what is made of products."""
 
-    found: SummedProduct
+    found: SumOfTerms
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class ShareBatchedFactors(Pass):
         if not all(is_sized(v.shape) for v in op.operands):
             return
         if op.name == "reduce_sum":
-            found = summed_product(op)  # (2)
+            found = sum_of_terms(op)  # (2)
             if found is not None:
                 one = bytes_text(op.result.nbytes)
                 says = f"all rows add to the same {one}, not each to its own"
-                yield SharedGradient(op, says, found, about=found.product.result)
+                yield SharedGradient(op, says, found, about=op.operands[0])
             return
         _, batch = numbers_of(op)
         for position, factor in enumerate(op.operands):
@@ -111,12 +111,15 @@ class ShareBatchedFactors(Pass):
                 return "reading the copies takes no longer than starting a product of matrices"
             return None
         assert isinstance(match, SharedGradient)
-        product = match.found.product
-        if not model.is_as_precise_in_any_shape(product):  # (3)
+        products = [term for term in match.found.terms if term.is_product]
+        made = [term.array.op for term in products if term.array.op is not None]
+        if not all(map(model.is_as_precise_in_any_shape, made)):  # (3)
             return "a product of matrices would have fewer bits"
-        if not dtypes.has_common_range(product.result.dtype):  # (4)
-            return f"products of {product.result.dtype} may overflow"
-        if not model.is_less_as_one_product(product, len(match.found.masks)):
+        for term in products:
+            if not dtypes.has_common_range(term.array.dtype):  # (4)
+                return f"products of {term.array.dtype} may overflow"
+        masks = [len(term.masks) for term in products]
+        if not any(map(model.is_less_as_one_product, made, masks)):
             return "adding up the products takes no longer"
         return None
 
@@ -127,6 +130,6 @@ class ShareBatchedFactors(Pass):
             rw.erase(match.op)
             return
         assert isinstance(match, SharedGradient)
-        rw.replace(match.op.result, product_of_sum(match.found, rw))
+        rw.replace(match.op.result, sum_of_products(match.found, rw))
         for each in match.found.ops:
             rw.erase(each)

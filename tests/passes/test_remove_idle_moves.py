@@ -75,6 +75,35 @@ def test_markers_go_last(program):
     assert left_of(program, "final") == []
 
 
+def test_a_slice_of_copies():
+    """(1) What is the same along an axis is sliced before it is repeated."""
+    check_rewrite(
+        REMOVE,
+        lambda x, y: (
+            lax.slice(jnp.broadcast_to(x, (4, 2, 3)), (1, 0, 0), (3, 1, 3), (1, 1, 2))
+            + lax.slice(jnp.broadcast_to(y[1:], (4, 2, 3)), (2, 1, 0), (4, 2, 2))
+        ),
+        "f32[2,3]",
+        "f32[2,3]",
+        diff="""
+          fn (x:f32[2,3], y:f32[2,3]) {
+            b:f32[4,2,3] = broadcast_in_dim x
+        -   s:f32[2,1,2] = slice[1:3, :1, ::2] b
+        +   s3:f32[1,2] = slice[:1, ::2] x
+        +   b2:f32[2,1,2] = broadcast_in_dim s3
+            s1:f32[1,3] = slice[1:, :] y
+            b1:f32[4,2,3] = broadcast_in_dim s1
+        -   s2:f32[2,1,2] = slice[2:, 1:, :2] b1
+        +   s4:f32[1,2] = slice[1:, :2] y
+        +   b3:f32[2,1,2] = broadcast_in_dim s4
+        -   a:f32[2,1,2] = add s s2
+        +   a:f32[2,1,2] = add b2 b3
+            return a
+          }
+        """,
+    )
+
+
 def test_names_of_integers_stay():
     """(3) What is to be stored is told by them."""
     graph = import_jaxpr(traced(lambda i: checkpoint_name(i, "i"), "i32[3]"))

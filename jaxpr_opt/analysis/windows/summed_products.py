@@ -1,87 +1,144 @@
-"""Products of a batch that are only summed up over the batch: gradients of what its rows share."""
+"""Products of a batch that are summed up over the batch: gradients of what its rows share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.repeated import is_repeated
-from jaxpr_opt.bridge.parameters import axes_of, numbers_of, permutation_of
+from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import axes_of, is_resharded, numbers_of
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import SUMS
+
+MOVES = frozenset({"broadcast_in_dim", "neg", "pad", "reshape", "slice", "squeeze", "transpose"})
+"""Ops that make of a sum of arrays the sum of what they make of each, infinite or not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mask:
-    """A predicate that replaces rows of a product by zeros."""
+    """Which rows of an array count: those for which a predicate is this case of a select."""
 
     predicate: Value
-    zeros: bool
-    """For which truth value it does."""
+    case: int
+    kept: tuple[int, ...]
+    """Axes along which the predicate is not the same everywhere."""
     axes: tuple[int, ...]
-    """The axis of the product that each axis of the predicate is along."""
+    """The axis of the array that each of these is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SummedProduct:
-    """A product of which rows are chosen, and then summed up along batch axes."""
+class Term:
+    """One of the arrays that are added up, and of which rows are summed up."""
 
-    product: Op
-    masks: tuple[Mask, ...]
+    array: Value
     summed: tuple[int, ...]
-    """Axes of the product."""
-    kept: tuple[int, ...]
-    """The others, in the order in which the sum has them."""
+    """Axes of it."""
+    masks: tuple[Mask, ...] = ()
+    moves: tuple[tuple[Op, tuple[int, ...]], ...] = ()
+    """What is made of it before it is added, last first, and the summed axes of each result."""
+
+    @property
+    def is_product(self) -> bool:
+        """Whether a product may sum it up, too: along batch axes, of whole rows of both factors."""
+        op = self.array.op
+        # Condition 2 of share-batched-factors.
+        if op is None or op.name != "dot_general" or len(self.array.uses) > 1 or is_resharded(op):
+            return False
+        _, (batch, _) = numbers_of(op)
+        rows = {*self.summed, *(axis for mask in self.masks for axis in mask.axes)}
+        # Condition 2 of share-batched-factors.
+        return rows <= set(range(len(batch)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumOfTerms:
+    """What a `reduce_sum` sums up, as terms, one of which at least is a product."""
+
+    terms: tuple[Term, ...]
     ops: tuple[Op, ...]
-    """All that the sum replaces, last first, the product included."""
+    """Those that lead from the terms to the sum, which is the first, each before its operands."""
 
 
-def summed_product(reduction: Op) -> SummedProduct | None:
-    """The product that a `reduce_sum` sums up along batch axes; None if it does something else."""
-    ops, masks = [reduction], list[Mask]()
-    value, reduced = reduction.operands[0], axes_of(reduction)
-    order = list(range(len(value.shape)))
-    while (op := value.op) is not None and len(value.uses) == 1 and op.region is reduction.region:
-        ops.append(op)
-        if op.name == "dot_general":
-            summed = tuple(sorted(order[axis] for axis in reduced))
-            kept = tuple(to for axis, to in enumerate(order) if axis not in reduced)
-            found = SummedProduct(op, tuple(masks), summed, kept, tuple(ops))
-            return found if _are_rows(found) else None
-        if op.name == "transpose":
-            moved = permutation_of(op)
-            order = [moved[axis] for axis in order]
-            masks = [Mask(m.predicate, m.zeros, tuple(moved[a] for a in m.axes)) for m in masks]
-            value = op.operands[0]
-        elif (mask := _mask(op)) is not None:
-            masks.append(mask)
-            value = op.operands[1] if mask.zeros else op.operands[2]
-        else:
+@remembered
+def sum_of_terms(reduction: Op) -> SumOfTerms | None:
+    """What a `reduce_sum` sums up along the rows of products; None if there are no products."""
+    pending = [Term(reduction.operands[0], axes_of(reduction))]
+    terms, ops = list[Term](), [reduction]
+    while pending:
+        term = pending.pop()
+        within = None if term.is_product else _within(term, reduction)
+        if within is None:
+            terms.append(term)
+            continue
+        assert term.array.op is not None
+        pending += within
+        ops.append(term.array.op)
+        if len(ops) > limits.OPS_OF_A_SUM:
             return None
-    return None
-
-
-def _mask(op: Op) -> Mask | None:
-    """What a select between rows and zeros chooses by."""
-    if op.name != "select_n" or op.operands[0].dtype != bool:
-        return None
-    predicate, *cases = op.operands
-    zeros = [uniform(case) == 0 for case in cases]
-    if zeros.count(True) != 1:
-        return None
-    return Mask(predicate, zeros[1], tuple(range(len(predicate.shape))))
-
-
-def _are_rows(found: SummedProduct) -> bool:
-    """Whether whole rows of the batch are summed up, and replaced."""
-    _, (batch, _) = numbers_of(found.product)
-    in_rows = range(len(batch), len(found.product.result.shape))
     # Condition 2 of share-batched-factors.
-    if not set(found.summed) <= set(range(len(batch))):
-        return False
+    if not any(term.is_product for term in terms):
+        return None
+    products = [term.array.op for term in terms if term.is_product and term.array.op]
+    return SumOfTerms(tuple(terms), (*ops, *products))
+
+
+def _within(term: Term, reduction: Op) -> list[Term] | None:
+    """The terms that an array is made of; None if the array itself must be summed up."""
+    array, op = term.array, term.array.op
+    if op is None or op.region is not reduction.region or len(array.uses) > 1:
+        return None
+    if op.name in SUMS:
+        return [replace(term, array=v) for v in op.operands]
+    if op.name == "select_n":
+        return _chosen(term, op)
+    if op.name not in MOVES and not _widens(op):
+        return None
     # Condition 2 of share-batched-factors.
-    return all(
-        is_repeated(mask.predicate, axis)
-        for mask in found.masks
-        for axis, to in enumerate(mask.axes)
-        if to in in_rows
+    if is_resharded(op) or (op.name == "pad" and uniform(op.operands[1]) != 0):
+        return None
+    summed = _followed(op, term.summed)
+    masks = [_moved(mask, op) for mask in term.masks]
+    if summed is None or None in masks:
+        return None
+    known = tuple(mask for mask in masks if mask is not None)
+    moves = term.moves if _widens(op) else (*term.moves, (op, term.summed))
+    return [Term(op.operands[0], summed, known, moves)]
+
+
+def _widens(op: Op) -> bool:
+    """Whether floats become such as hold all of them: then they may be so from the start."""
+    return op.name == "convert_element_type" and dtypes.is_widened(
+        op.operands[0].dtype, op.result.dtype
     )
+
+
+def _chosen(term: Term, select: Op) -> list[Term] | None:
+    """The cases of a select that are not zero, each with the rows that are chosen of it."""
+    predicate, *cases = select.operands
+    # Condition 2 of share-batched-factors.
+    if is_resharded(select):
+        return None
+    kept = tuple(axis for axis in range(len(predicate.shape)) if not is_repeated(predicate, axis))
+    found = enumerate(cases)
+    return [
+        replace(term, array=case, masks=(*term.masks, Mask(predicate, number, kept, kept)))
+        for number, case in found
+        if uniform(case) != 0
+    ]
+
+
+def _moved(mask: Mask, op: Op) -> Mask | None:
+    """The same rows of what an op reads; None if they are no rows of that."""
+    axes = _followed(op, mask.axes)
+    return None if axes is None else replace(mask, axes=axes)
+
+
+def _followed(op: Op, axes: Sequence[int]) -> tuple[int, ...] | None:
+    """The axes of the first operand that become these axes of the result, row by row."""
+    found = [axis_of_operand(op, 0, axis) for axis in axes]
+    return None if None in found else tuple(axis for axis in found if axis is not None)
