@@ -258,7 +258,7 @@ def _slots(pieces: Sequence[Piece], places: jax.Array) -> jax.Array:
         return _last_marks(places, _sizes(pieces[0]))
     alike = jnp.all(places[:, None] == places[None], axis=-1)
     numbers = lax.broadcasted_iota(np.int32, alike.shape, 1)
-    return jnp.min(jnp.where(alike, numbers, np.int32(len(places))), axis=1)
+    return lax.reduce_min(jnp.where(alike, numbers, np.int32(len(places))), (1,))
 
 
 def _last_marks(places: jax.Array, sizes: Sequence[int]) -> jax.Array:

@@ -490,8 +490,8 @@ class CostModel(Prices):
 
     def block(self, size: int) -> int:
         """How many rows of so many elements can be tested in a time that a loop's step hides."""
-        elements = self.device.visible * self.device.step / self.device.predicate
-        return max(int(elements) // max(size, 1), 1)
+        elements = _quotient(self.device.visible * self.device.step, self.device.predicate)
+        return max(elements // max(size, 1), 1)
 
     # -- scalars
 

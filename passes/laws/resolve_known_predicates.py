@@ -30,7 +30,8 @@ Sound when
 3. a result for which every branch yields the same value, defined outside or constant, is that
    value, of the same type.
 
-A cond on a constant becomes its branch: the ops move in place, with their effects.
+A cond on a constant becomes its branch: the ops move in place, with their effects. A scan of no
+steps leaves its carries as they were, and stacks without rows.
 
 Cost: removes branches and selects. A constant in place of a residual is never stored.
 Source: conditional constant propagation (Wegman and Zadeck, 1991), restricted to the structure of
@@ -48,7 +49,7 @@ import numpy as np
 from jaxpr_opt.analysis.values.constants import identity, is_weak, uniform
 from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Cond, Op, Region, Use, Value
+from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -75,17 +76,25 @@ class SameEitherWay(Match):
     results: tuple[tuple[Value, Value], ...]
 
 
+class NoSteps(Match):
+    """A scan of length zero."""
+
+
 @dataclass(frozen=True)
 class ResolveKnownPredicates(Pass):
-    """Fold conds on constants, predicates known from the enclosing branch, and results all
-    branches agree on.
+    """Fold conds on constants, predicates known from the enclosing branch, results all branches
+    agree on, and scans of no steps.
     """
 
     name: ClassVar[str] = "resolve-known-predicates"
-    anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
+    anchors: ClassVar[tuple[type[Op], ...]] = (Cond, Scan)
     cleanup: ClassVar[bool] = True
 
     def find(self, op: Op) -> Iterator[Match]:
+        if isinstance(op, Scan):
+            if op.length == 0:
+                yield NoSteps(op, "the scan has no steps")
+            return
         assert isinstance(op, Cond)
         number = uniform(op.selector)
         if number is not None:
@@ -121,6 +130,14 @@ class ResolveKnownPredicates(Pass):
             case SameEitherWay():
                 for result, value in match.results:
                     rw.replace(result, value)
+            case NoSteps():
+                scan = match.op
+                assert isinstance(scan, Scan)
+                for carry in scan.carries:
+                    rw.replace(carry.result, carry.init)
+                for stack in scan.stacks:
+                    rw.replace(stack.result, rw.undefined(stack.result.aval, before=scan))
+                rw.erase(scan)
 
 
 def _known_reads(cond: Cond) -> Iterator[tuple[Use, int]]:

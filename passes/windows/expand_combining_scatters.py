@@ -23,7 +23,7 @@ Other passes optimise reads and writes. Sound when
 1. it is one window, or one in each row of a batch, so that no element is combined twice
    (`jaxpr_opt.analysis.windows.access`);
 2. reads mirror writes: windows out of range are clamped alike, and what is read for a dropped
-   window does not matter;
+   window does not matter; an array of no elements has nothing to be read;
 3. the numbers are real: XLA:CPU rounds a complex product differently in a scatter.
 
 It fires where the program computes a gradient of the loop; elsewhere XLA might copy the buffer
@@ -78,6 +78,8 @@ class ExpandCombiningScatters(Pass):
 
     def refuse(self, match: Combining) -> str | None:
         op = match.op
+        if 0 in op.result.shape:  # (2)
+            return "the array has no elements"
         if jnp.issubdtype(op.result.dtype, jnp.complexfloating):  # (3)
             return "XLA rounds products of complex numbers differently in a scatter"
         if phase_of(op) == "differentiated" or is_differentiated(op):

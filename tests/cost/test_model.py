@@ -31,6 +31,13 @@ def test_a_model_may_be_given():
     assert cost_model().device is CPU
 
 
+def test_blocks_of_rows():
+    """All rows at once, if looking at them takes no time; a row may have no elements."""
+    model = CostModel()
+    assert model.block(1) == model.block(0) > model.block(1000) >= 1
+    assert model.but(predicate=0.0).block(1000) > model.block(1)
+
+
 def test_models_are_values():
     assert CostModel().but(step=1.0) == CostModel().but(step=1.0) != CostModel()
     with pytest.raises(AttributeError):

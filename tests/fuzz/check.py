@@ -97,7 +97,7 @@ def alone(each: Pass, phase: Phase, *, tidied: bool) -> Plan:
     """One pass, after and beside the passes that only tidy up."""
     cleanup = tuple(p for p in registry.available().values() if p.cleanup and p.name != each.name)
     phase = each.phase if phase == "differentiable" else phase
-    stage = (each, *cleanup) if tidied else (each,)
+    stage = (*cleanup, each) if tidied else (each,)
     return Plan(Pipeline((stage,)), phase, each.name)
 
 
@@ -336,8 +336,8 @@ def _array_of(rows: Sequence[Any]) -> Any:
 def _drawn(aval: Any, rng: np.random.Generator, how: str) -> Any:
     shape, dtype = aval.shape, aval.dtype
     if not isinstance(dtype, np.dtype):
-        keys = [jax.random.key(int(rng.integers(1000))) for _ in range(math.prod(shape))]
-        return jnp.stack(keys).reshape(shape)
+        key = jax.random.key(int(rng.integers(1000)))
+        return jax.random.split(key, math.prod(shape)).reshape(shape)
     if dtype == jax.dtypes.float0:
         return np.zeros(shape, dtype)
     if dtype == np.bool_:

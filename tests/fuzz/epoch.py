@@ -168,7 +168,8 @@ class Epoch:
     def _plan(self, parent: corpus.Seed) -> check.Plan:
         phase, chance = self.rng.choice(PHASES), self.rng.random()
         if parent.aimed_at is not None and chance < 0.6:
-            return check.alone(parent.aimed_at, phase, tidied=self.rng.random() < 0.7)
+            tidied = self.in_sizes or self.rng.random() < 0.7  # no pass asks whether a loop runs
+            return check.alone(parent.aimed_at, phase, tidied=tidied)
         if chance < 0.8:
             each = self.rng.choice(list(registry.available().values()))
             return check.alone(each, phase, tidied=True)

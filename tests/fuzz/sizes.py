@@ -28,6 +28,8 @@ def resized(seed: corpus.Seed, rng: random.Random) -> corpus.Seed | None:
         made = import_jaxpr(_in_size(seed.graph, was, now))
     except Exception:  # noqa: BLE001 - it is no program in many ways
         return None
+    if any(op.name == "reshape" and op.operands[0].size != op.result.size for op in made.walk()):
+        return None  # JAX does not look
     made.phase = seed.graph.phase
     return corpus.Seed(made, f"{now} for {was} in {seed.origin}", seed.aimed_at)
 

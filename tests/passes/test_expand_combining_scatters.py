@@ -42,6 +42,14 @@ def multiplied(b, u, i):
     return b.at[i].multiply(u)
 
 
+def test_an_array_of_no_elements():
+    """(2) Nothing is read of it."""
+    rows = lax.ScatterDimensionNumbers((), (0,), (0,))
+    step = lambda b, u, i: lax.scatter_mul(b, i[None], u, rows)
+    types = "f32[0]", "f32[6]", "i32[6]"
+    check_refuses(EXPAND, differentiated(step), *types, because="the array has no elements")
+
+
 def test_a_gradient():
     """Both halves of it multiply in place."""
     loss = lambda *args: looped(multiplied)(*args).sum()

@@ -227,6 +227,12 @@ def test_small_arrays_are_reduced():
         alone(REDUCE, reduced(jnp.max), "f32[9000,2]", *TYPES[1:], fires=True)
 
 
+def test_no_rows():
+    rows = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    program = lambda table, ids, us: jnp.max(lax.scatter_add(jnp.zeros_like(table), ids, us, rows))
+    alone(REDUCE, program, TYPES[0], "i32[0,1]", "f32[0,2]", fires=True)
+
+
 def test_a_step_of_training():
     """No gradient as large as the table is made, to clip it, or to see whether it is finite."""
     table = jnp.ones((40_000, 4))

@@ -311,3 +311,25 @@ def check_unchanged(program, *args):
     """The pass finds nothing to do."""
     journal = run_alone((RESOLVE,), import_jaxpr(traced(program, *args)))
     assert not any(record.rewrites for record in journal.records.values())
+
+
+def test_a_scan_of_no_steps():
+    """Its carries are what they were; its stacks have no rows."""
+    check_rewrite(
+        RESOLVE,
+        lambda c, xs: lax.scan(lambda c, x: (c + x, c > x), c, xs),
+        "f32[3]",
+        "f32[0,3]",
+        diff="""
+          fn (c:f32[3], xs:f32[0,3]) {
+        -   c1:f32[3], ys:bool[0,3] = scan[0] carry(c=c) xs(x=xs) {
+        -     a:f32[3] = add c x
+        -     g:bool[3] = gt c x
+        -     yield carry(a) ys(g)
+        -   }
+        +   u:bool[0,3] = undefined
+        -   return c1, ys
+        +   return c, u
+          }
+        """,
+    )
