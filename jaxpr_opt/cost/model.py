@@ -86,7 +86,7 @@ class CostModel(Prices):
         """Whether a program that takes so many bytes, not as many as before, may be a little
         slower.
         """
-        return nbytes <= self.device.spares * before
+        return nbytes <= self.device.spares * number(before)
 
     def is_slack(self, seconds: float, whole: float) -> bool:
         """Whether a step of so many seconds may take so many more for less memory."""
@@ -162,7 +162,7 @@ class CostModel(Prices):
         if windows * line > room:
             return False
         alike = 1 if nbytes >= line else max(gcd(apart, self.device.alike) // max(line, 1), 1)
-        hides = windows * self.device.replaced <= self.device.fused_step
+        hides = number(windows) * self.device.replaced <= self.device.fused_step
         return windows * line * alike <= 2 * room or hides
 
     def is_read_one_by_one(self, row: Value, loop: Scan | While) -> bool:
@@ -387,7 +387,7 @@ class CostModel(Prices):
 
     def is_worth_starts(self, inner: int, seconds: float) -> bool:
         """Whether saving so many seconds, for sure, is worth starting loops so often in a step."""
-        return seconds >= self.doubtful(inner * self.device.step)
+        return seconds >= self.doubtful(number(inner) * self.device.step)
 
     def is_worth_asking(
         self, ops: Sequence[Op], predicate: Value, nbytes: int, rest: float = 0.0
@@ -438,7 +438,7 @@ class CostModel(Prices):
         in_a_row = sum(map(self._started_in_a_row, regions))
         longer = [(op, more) for op in ops if (more := longer_one_by_one(op))]
         numbers = sum(more + numbers_read(op) for op, more in longer)
-        if self.device.one_by_one * numbers > in_a_row:
+        if self.device.one_by_one * number(numbers) > in_a_row:
             return False
         handed = sum(map(handed_on, regions))
         known = [self._computed(cost(op)) for op in ops]
@@ -446,8 +446,8 @@ class CostModel(Prices):
         seconds = self.moved(sum(map(bytes_moved, ops))) + sum(each for each in known if each < inf)
         summed = [op for op in ops if windows_apart(op) > 1 and any(map(embedded, op.results))]
         filled = self.moved(sum(op.result.nbytes for op in summed[1:]))
-        apart = self.device.window_apart * sum(map(windows_apart, ops))
-        apart += self.device.row_apart * sum(map(rows_apart, ops))
+        apart = self.device.window_apart * number(sum(map(windows_apart, ops)))
+        apart += self.device.row_apart * number(sum(map(rows_apart, ops)))
         saved = starts - apart - filled
         return saved >= self.device.noticed_starts * seconds
 

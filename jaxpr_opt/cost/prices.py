@@ -95,7 +95,7 @@ class Prices(Lowering):
 
     def paired(self, windows: int) -> float:
         """Seconds to compare all pairs of so many windows."""
-        return self.device.predicate * windows**2
+        return self.device.predicate * number(windows) ** 2
 
     # -- ops
 
@@ -136,9 +136,9 @@ class Prices(Lowering):
         is one function, which starts no ops; it computes some number by number, and then all that
         is fused with them.
         """
-        slow = self.device.slow_function * slow_values(op)
+        slow = self.device.slow_function * number(slow_values(op))
         if one_by_one:
-            slow += self.doubtful(self.device.one_by_one * longer_one_by_one(op))
+            slow += self.doubtful(self.device.one_by_one * number(longer_one_by_one(op)))
         if (one_by_one or self.device.fuses_functions) and op.name in TRANSCENDENTAL:
             return self.repeated([op]) + slow
         made = sum(v.nbytes for v in op.results)
@@ -166,7 +166,7 @@ class Prices(Lowering):
 
     def streamed(self, nbytes: int) -> float:
         """Seconds to read so many bytes, four a number, in an op that computes with them."""
-        return self.device.arithmetic * nbytes / 4
+        return self.device.arithmetic * number(nbytes) / 4
 
     def _computed(self, known: Cost) -> float:
         if known.flops is None or known.products is None or known.functions is None:
@@ -202,7 +202,7 @@ class Prices(Lowering):
 
     def added_up(self, nbytes: float) -> float:
         """Seconds to read a value of so many bytes, and to read and write the sum of such."""
-        return self.moved(1.5 * nbytes)
+        return self.moved(1.5 * number(nbytes))
 
     def added_apart(self, windows: int, nbytes: int) -> float:
         """Seconds to read so many windows of a second array, and to add each to an array of so many
@@ -213,7 +213,7 @@ class Prices(Lowering):
     def loop_seconds(self, steps: int, nbytes: int) -> float:
         """Seconds of so many steps that do next to nothing, over arrays of so many bytes."""
         is_fused = nbytes <= self.device.fused_bytes
-        return steps * (self.device.fused_step if is_fused else self.device.step)
+        return number(steps) * (self.device.fused_step if is_fused else self.device.step)
 
     def doubtful(self, seconds: float) -> float:
         """Seconds that must be saved to be worth this many, where the saving is not certain."""

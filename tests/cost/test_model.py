@@ -38,6 +38,23 @@ def test_blocks_of_rows():
     assert model.but(predicate=0.0).block(1000) > model.block(1)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda model, n: model.paired(n),
+        lambda model, n: model.streamed(n),
+        lambda model, n: model.added_up(n),
+        lambda model, n: model.is_worth_starts(n, 1.0),
+        lambda model, n: model.is_spared_enough(1, n),
+    ],
+)
+def test_sizes_that_are_symbols(asked):
+    """No price is made of them: JAX would make an array of it."""
+    (n,) = jax.export.symbolic_shape("n")
+    with pytest.raises(jax.errors.InconclusiveDimensionOperation):
+        asked(CostModel(), n)
+
+
 def test_models_are_values():
     assert CostModel().but(step=1.0) == CostModel().but(step=1.0) != CostModel()
     with pytest.raises(AttributeError):
