@@ -143,7 +143,7 @@ ROWS = (ReadOneHotRows(), ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 
 REASSOCIATING = (
-    ComputeReadRows("all"), MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all")
+    MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all")
 )  # fmt: skip
 """What runs only under `optimize(reassociate=True)`."""
 

@@ -21,7 +21,7 @@ step that reads one row computes all of them. Sound, up to rounding, when
 2. all readers of a result need the same rows of it, in the same step.
 
 Cost: rows instead of results. XLA does so for elementwise ops that it fuses with their reader:
-these alone are no reason to touch a program. A product of another shape is rounded otherwise.
+these alone are no reason to touch a program. A product of fewer rows may be rounded otherwise.
 Source: sampling from a language model without a cache; masked autoregressive flows (Papamakarios et
 al., arXiv:1705.07057).
 """
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.read_rows import ReadRows, read_rows
 from jaxpr_opt.analysis.windows.selections import selection
@@ -52,20 +52,17 @@ class SliceOfRows(Match):
 class ComputeReadRows(Pass):
     """A slice of a result -> the result of slices."""
 
-    of: Literal["exact", "all"] = "exact"
-    """Of which ops: those that round a row alike wherever it is, or also sums and products."""
-
     name: ClassVar[str] = "compute-read-rows"
     whole_arrays: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather", "slice"})
 
     @property
-    def reassociates(self) -> bool:
-        return self.of == "all"
+    def rounds(self) -> bool:
+        return True
 
     def find(self, op: Op) -> Iterator[SliceOfRows]:
         reads, model = selection(op), cost_model()
-        found = None if reads is None else read_rows(reads, rounds=self.reassociates)  # (1, 2)
+        found = None if reads is None else read_rows(reads)  # (1, 2)
         if found is not None and op.result.uses:
             names = [each.name for each in found.ops if not model.is_made_where_read(each)]
             says = f"{', '.join(names) or 'arithmetic'}: of the rows that {op.name} reads only"

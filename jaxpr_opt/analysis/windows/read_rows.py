@@ -41,9 +41,9 @@ class ReadRows:
     """The part of the result of each."""
 
 
-def read_rows(selection: Selection, *, rounds: bool) -> ReadRows | None:
+def read_rows(selection: Selection) -> ReadRows | None:
     """The ops that lead to what a selection reads and need to compute only some rows; None if there
-    are none.  `rounds`: also those that may round a row otherwise where there are fewer.
+    are none.
     """
     region, found = selection.op.region, dict[Op, tuple[Part, ...]]()
     needed = {selection.array: {axis: axis for axis in (*selection.sizes, *selection.batch)}}
@@ -52,7 +52,7 @@ def read_rows(selection: Selection, *, rounds: bool) -> ReadRows | None:
     pending.add(selection.array)
     for op in pending:
         result = op.result
-        if not needed[result] or (may_round(op) and not rounds):
+        if not needed[result]:
             continue
         users = (use.op for use in result.uses)
         is_read_alike = all(user is selection.op or user in found for user in users)
