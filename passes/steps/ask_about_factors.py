@@ -28,7 +28,8 @@ nothing that is read, given that zero times what else it computes is zero
 (`jaxpr_opt.analysis.steps.skips`), and if no other predicate skips steps of the loop. Each row must
 be one of an argument, or of truth values that were converted before the loop, and smaller than a
 carry, as one number for each row of a batch is. A single number for a whole step is rather a rate
-or a length of time, so it must also be subtracted from one. In the backward half of a gradient
+or a length of time, so it must also be subtracted from one; so must each of several rows, which may
+be scales: a transformer of which all are zero does nothing. In the backward half of a gradient
 nothing fires: masks were asked about before the gradient was split.
 
 Cost: none. Where no loop ends early, XLA drops the question.
@@ -102,6 +103,7 @@ def _needed(scan: Scan, rows: Sequence[Value]) -> tuple[Value, ...]:
     alone = next((row for row in rows if is_skipped_at(scan, [row])), None)
     if alone is not None:
         return (alone,)
+    rows = [row for row in rows if "sub" in _made_of(row)]
     if len(rows) < 2 or not is_skipped_at(scan, rows):
         return ()
     for row in rows:

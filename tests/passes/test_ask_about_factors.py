@@ -262,6 +262,21 @@ def test_what_is_not_asked(step):
     alone(ASK, scanned(step), "f32[2,3]", "f32[6,2,3]", "f32[6,2]", fires=False)
 
 
+def test_scales_of_layers():
+    """Layers whose scales are all zero do nothing; but scales are no masks."""
+
+    def layers(x, weights, first, second):
+        def step(x, z):
+            a, b = z
+            x = x + (jnp.sin(x) * a) @ weights
+            return x + (jnp.cos(x) * b) @ weights, None
+
+        return lax.scan(step, x, (first, second))[0]
+
+    scales = f"f32[{STEPS},{SIZE}]"
+    alone(ASK, layers, f"f32[8,{SIZE}]", f"f32[{SIZE},{SIZE}]", scales, scales, fires=False)
+
+
 def test_a_number_of_each_step():
     """It is rather a rate, unless it is subtracted from one."""
     rate = lambda h, z: (h + z[1] * (z[0] - h), None)
