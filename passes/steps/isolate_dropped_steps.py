@@ -17,8 +17,9 @@ After::
     }
     g = scan[n, reverse] carry(g=0.0) xs(t=iota, u=r, k=ct, i=iota) { cond (lt i m) ... else { g } }
 
-A mask drops the losses of steps after the end of a sequence, but not their state. Such a step is
-not skipped by the forward loop alone: only the forward and the backward loop together show that
+A mask drops the losses of steps after the end of a sequence, but not their state, or it keeps the
+state, and the loop back adds cotangents of masked outputs to it. Such a step is not skipped by the
+forward loop alone: only the forward and the backward loop together show that
 nothing reads what it computes. Where both are compiled together, `exit-loop-early` sees that. Where
 they are compiled apart, this pass turns the step into a branch in each loop, and each loop stops
 early by itself. Sound when
@@ -58,7 +59,7 @@ from jaxpr_opt.analysis.steps.questions import (
     steps_a_question,
 )
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
-from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skip
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skip, has_branch
 from jaxpr_opt.builders.skipped_steps import into_branch, leave_unspecified
 from jaxpr_opt.builders.taken_steps import steps_taken
 from jaxpr_opt.cost.model import cost_model
@@ -123,11 +124,13 @@ class IsolateDroppedSteps(Pass):
 
 
 def _skips(scan: Scan) -> Iterator[Skip]:
-    """The ways in which a loop drops steps; and those of which a batch would ask each step."""
+    """The ways in which a loop drops steps; and skips them, if they are still no branches: a batch
+    would ask each step, or a loop that reads its rows makes something of those of skipped steps.
+    """
     if cost_model().is_worth_a_question(scan.body):  # `vmap` would make a select of a branch
         yield from (*find_ends(scan), *find_goings(scan))
     skip = find_skip(scan)
-    if skip is not None and not is_asked_by_branch(skip) and steps_a_question(scan, skip):
+    if skip is not None and not has_branch(skip) and steps_a_question(scan, skip):
         yield skip
 
 

@@ -92,6 +92,22 @@ def batch_landing(w, xs, n):
     return jax.vmap(landing, (None, 0, 0))(w, jnp.stack([xs, -xs]), jnp.stack([n, n - 1])).sum()
 
 
+def batch_of_outputs(w, xs, n):
+    """A state that is kept, read after the loop, and outputs of which a function is masked."""
+
+    def one(xs, n):
+        def step(h, row):
+            t, x = row
+            h = jnp.where(t < n, jnp.sin(jnp.tanh(h * w)) + x, h)
+            return h, h
+
+        numbers = jnp.arange(len(xs), dtype=jnp.int32)
+        h, hs = lax.scan(step, jnp.zeros(3), (numbers, xs))
+        return h.sum() + jnp.where((numbers < n)[:, None], jnp.tanh(hs), 0.0).sum()
+
+    return jax.vmap(one)(jnp.stack([xs, -xs]), jnp.stack([n, n - 1])).sum()
+
+
 def batch(w, xs, n):
     """Rows that end one after the other."""
     lengths = n + jnp.arange(2, dtype=jnp.int32)
@@ -108,7 +124,10 @@ def batch_rollout(w, xs, n):
     return jax.vmap(rollout, (None, 0, None))(w, jnp.stack([xs, -xs]), n).sum()
 
 
-LOSSES = [loss, until, rollout, batch, batch_until, batch_rollout, landing, batch_landing]
+LOSSES = [
+    loss, until, rollout, batch, batch_until, batch_rollout, landing, batch_landing,
+    batch_of_outputs,
+]  # fmt: skip
 
 
 def both(f=loss, **options):
