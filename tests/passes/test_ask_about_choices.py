@@ -314,6 +314,46 @@ def test_both_loops_of_two_masks(given):
 
 
 @pytest.mark.slow
+def test_the_loop_back_of_steps_that_are_rejected(monkeypatch):
+    """A mask is stacked twice, and another beside it (curves are fitted): the loop back is asked
+    what skipped steps have stacked, and not whether the mask is true and false.
+    """
+    asked = []
+    find = AskAboutChoices.find
+
+    def recorded(self, op):
+        for match in find(self, op):
+            asked.append(match.idle.facts)
+            yield match
+
+    times = jnp.linspace(0, 4, 50)
+    curve = lambda p: p[0] * jnp.exp(-p[1] * times) + p[2] * jnp.sin(p[3] * times)
+
+    def fitted(y):
+        def step(p, rate, cost, done, _):
+            slopes = jax.jacfwd(curve)(p)
+            a = slopes.T @ slopes + rate * jnp.eye(4)
+            d = jnp.linalg.solve(a, slopes.T @ (y - curve(p)))
+            new = jnp.sum((curve(p + d) - y) ** 2)
+            better = new < cost
+            changed = jnp.where(better, p + d, p), jnp.where(better, 0.3 * rate, 3 * rate)
+            state = (*changed, jnp.where(better, new, cost), jnp.max(jnp.abs(d)) < 1e-4)
+            keep = lambda old, new: jnp.where(done, old, new)
+            return tuple(map(keep, (p, rate, cost, done), state))
+
+        begin = jnp.array([1.0, 0.5, 0.5, 2.0]), jnp.float32(0.01), jnp.sum(y**2), jnp.array(False)
+        return scanned(step, *begin, length=100)
+
+    def loss(ys):
+        p, _, cost, _ = jax.vmap(fitted)(ys)
+        return jnp.sum(p[:, 1]) + jnp.sum(cost)
+
+    monkeypatch.setattr(AskAboutChoices, "find", recorded)
+    observe.optimized(jax.grad(loss), (jnp.ones((8, 50)),), {})
+    assert asked and all(fact is True for facts in asked for fact in facts.values())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["at_rest", "chained", "settled"])
 def test_forward_mode(name):
     program, args = PROGRAMS[name], (X, jnp.int32(0))

@@ -120,7 +120,8 @@ class _Search:
         lost = [c for c in changed if c.param in asked or not self._settles(c, known, kept)]
         ways = [list(self._ways(c, known)) for c in lost]
         if self._is_linear:  # what sums up products stays as it is if cotangents are zeros
-            ways = [each for each in ways if each] or ways
+            told = [[way for way in each if _is_said_forward(self._scan, *way)] for each in ways]
+            ways = [each for each in told if each] or ways
         return min(ways, key=len) if lost else None
 
     def _settles(self, carry: Carry, known: Assumed, kept: Set[Value]) -> bool:
@@ -196,6 +197,20 @@ class _Search:
         if any(map(_marks_rows, facts)):
             return False
         return not any(_is_asked(v) or _is_known(v, facts[v]) or is_of_numbers(v) for v in facts)
+
+
+def _is_said_forward(scan: Scan, value: Value, fact: Fact) -> bool:
+    """Whether a row of a transposed loop is so in skipped steps of the loop that stacked it: of
+    rows that no such step has, two may exclude each other.
+    """
+    stream = scan.stream_of(value)
+    loop = stream.operand.op if stream is not None else None
+    stack = loop.stack_of(stream.operand) if stream is not None and isinstance(loop, Scan) else None
+    skip = find_skip(loop) if isinstance(loop, Scan) else None
+    if stack is None or skip is None:
+        return False
+    known = skip.skipped[stack.value]
+    return isinstance(known, Splat) and isinstance(fact, bool) and bool(known.value) == fact
 
 
 def _marks_rows(value: Value) -> bool:
