@@ -180,7 +180,7 @@ def _question(
             return lax.add(row, np.int32(1)), lax.bitwise_and(finite, told), after
 
         def is_left(state: Any) -> Any:
-            return lax.lt(state[0], np.int32(rows))
+            return lax.bitwise_and(state[1], lax.lt(state[0], np.int32(rows)))
 
         finite: jax.Array = lax.while_loop(is_left, step, (row, lax.full((), True), begun))[1]
         return finite

@@ -33,6 +33,11 @@ def check(program, *args):
     return found
 
 
+def softplus(x):
+    """As JAX computes it."""
+    return jnp.where(jnp.isnan(x), x, jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-abs(x))))
+
+
 FINITE = {
     "Adagrad of optax": lambda k, x, y: jnp.where(x > 0, lax.rsqrt(x + 1e-7), 0.0),
     "a quotient": lambda k, x, y: jnp.where(x > 1e-3, 1 / x, 0.0),
@@ -51,6 +56,7 @@ FINITE = {
     "exponential": lambda k, x, y: jax.random.exponential(k, (400,)),
     "Gumbel": lambda k, x, y: jax.random.gumbel(k, (400,)),
     "Laplace": lambda k, x, y: jax.random.laplace(k, (400,)),
+    "a positive scale": lambda k, x, y: jnp.log(softplus(jax.random.normal(k, (400,)))),
     "dropout": lambda k, x, y: jax.random.bernoulli(k, 0.3, (400,)) / 0.3,
     "one-hot": lambda k, x, y: jax.nn.one_hot(jnp.arange(4) % 3, 4) * 3,
     "sums": lambda k, x, y: jax.random.uniform(k, (4, 5)).sum(1) @ jnp.ones((4, 3)),
@@ -82,6 +88,8 @@ OTHERS = {
     "not less may be NaN": lambda k, x, y: jnp.where(x < 1e-3, 0.0, jnp.tanh(x)),
     "less than a NaN": lambda k, x, y: jnp.where(x < y, 0.0, jnp.tanh(x)),
     "not equal": lambda k, x, y: jnp.where(x != 3.0, x * x, 0.0),
+    "where it is NaN": lambda k, x, y: jnp.where(jnp.isnan(x), jnp.nan, 1.0),
+    "where another is NaN": lambda k, x, y: jnp.where(x != jnp.tanh(y), x, 1.0),
     "NaN stays in a range": lambda k, x, y: jnp.clip(x, -1, 1),
     "a wave of infinity": lambda k, x, y: jnp.where(x > -jnp.inf, jnp.sin(x), 0.0),
     "infinity less itself": lambda k, x, y: jnp.where(x > 0, x - x, 0.0),

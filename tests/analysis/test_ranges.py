@@ -116,6 +116,27 @@ def test_integers_that_wrap_around(dtype):
             assert not fits(op, ranged(op, *operands))
 
 
+@pytest.mark.parametrize(("high", "least"), [(5.0, 1.0), (jnp.inf, -3.0), (jnp.nan, -3.0)])
+def test_another_number_in_place_of_nan(high, least):
+    """``where(isnan(x), z, y)``: what is finite is never NaN. No other comparison says so."""
+    graph = graph_of(lambda x, y, z: jnp.where(jnp.isnan(x), z, y), *["f32[3]"] * 3)
+    test, choice = (op for op in graph.body.ops if not op.is_terminator)
+    ends = [tuple(map(jnp.float32, end)) for end in ((-9.0, high), (1.0, 2.0), (-3.0, -2.0))]
+    truth = ranged(test, ends[0], ends[0])
+    assert fits(test, truth)
+    assert ranged(choice, truth, *ends[1:])[0] == least
+    other = last_op(lambda x, y: x != y, *["f32[3]"] * 2)
+    assert ranged(other, ends[1], ends[1]) == (0, 1)
+
+
+def test_sums_of_what_is_not_below_zero():
+    """They are not below it either, however they are rounded."""
+    for fun, arity in ((lax.add, 2), (jnp.sum, 1)):
+        op = last_op(fun, *["f32[400]"] * arity)
+        ends = [tuple(map(jnp.float32, (0.0, 1e9)))] * arity
+        assert ranged(op, *ends)[0] == 0
+
+
 @pytest.mark.parametrize(("low", "high", "known"), [(0, 5, True), (-1, 5, False), (0, 6, False)])
 def test_rows_of_a_table_that_may_be_out_of_range(low, high, known):
     """Then a gather gives no number."""

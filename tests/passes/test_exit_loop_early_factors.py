@@ -130,6 +130,7 @@ MAKES = {
     "a power": lambda row, x: 0.9 ** jnp.abs(row) + row**3 + jnp.maximum(x, 0.1) ** -2,
     "a row of a table": lambda row, x: TABLE.at[jnp.clip(row, 0, 5).astype(int)].get(mode="fill"),
     "cases": lambda row, x: jnp.where(row > x, jnp.floor(row), jnp.clip(x, -1.0, 1.0)),
+    "scales": lambda row, x: jnp.log(jax.nn.softplus(row) + 1e-3) / jax.nn.softplus(-row),
     "functions": lambda row, x: jax.nn.gelu(row) + jax.nn.sigmoid(x) * jnp.cos(row) + jnp.sin(x),
     "sorted": lambda row, x: jnp.sort(row)[::-1],
     "sums": lambda row, x: jnp.cumsum(row) + jnp.sum(x) - jnp.concatenate([row[:1], -x[1:]]),
@@ -235,6 +236,22 @@ def test_numbers_of_steps():
 
     graph = alone(EXIT, program, jnp.float32(0.0), fires=True)
     assert steps_taken(graph, jnp.float32(0.0)) == 4
+
+
+def test_only_rows_of_the_state_are_read():
+    """(13) A mask of numbers keeps the state, and nothing reads it after the loop."""
+
+    def program(h, rows, length):
+        def step(h, row):
+            x, is_taken = row
+            m = is_taken.astype(x.dtype)
+            h = m * jnp.tanh(h * x) + (1 - m) * h
+            return h, h
+
+        return lax.scan(step, h, (rows, jnp.arange(6) < length))[1]
+
+    for rows in (ROWS, ROWS.at[4].set(jnp.inf), ROWS.at[5].set(jnp.nan)):
+        alone(EXIT, program, jnp.ones(2), rows, jnp.int32(3), fires=True)
 
 
 @pytest.mark.parametrize(("gamma", "taken"), [(0.9, 4), (1.0, 4), (1e38, 8), (jnp.nan, 8)])

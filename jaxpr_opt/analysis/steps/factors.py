@@ -21,7 +21,7 @@ import numpy as np
 from jaxpr_opt.analysis.steps.skips import Computed, Skip
 from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.float_bounds import Bounds, bounds
-from jaxpr_opt.analysis.values.ranges import RANGES, is_ranged
+from jaxpr_opt.analysis.values.ranges import RANGES, asked_for_nan, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import source_through
@@ -107,11 +107,11 @@ def _factors(skip: Skip) -> Factors | str:
         value = pending.pop()
         if isinstance(value, Splat) or value in read or value in bounded or value in changing:
             continue
-        if value.dtype == bool:
+        if value.dtype == bool and asked_for_nan(value) is None:
             read[value] = value
             continue
         # Condition 13 of exit-loop-early.
-        if not is_ranged(value.dtype):
+        if value.dtype != bool and not is_ranged(value.dtype):
             return f"it is not known how large {value.label} may be"
         if value in nexts:
             changing[value] = skipped[nexts[value]]

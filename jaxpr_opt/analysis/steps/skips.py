@@ -283,6 +283,8 @@ class _End:
     """In reverse, the carries that begin as a number, with that."""
     must: Sequence[Carry]
     """The carries that such a step is to leave alone."""
+    others: Sequence[Carry]
+    """Carries that nothing reads after the loop."""
     read: Set[Value]
     """What the loop stacks, if that is read."""
 
@@ -295,8 +297,10 @@ class _End:
             _stays(c, skipped, self.began.get(c.param), self.step.linear) for c in self.must
         ):
             return False
+        if self.must or asked in self.read or any(map(skipped.keeps, self.others)):
+            return True
         told = (known for value, known in skipped.told if value in self.read)
-        return bool(self.must) or asked in self.read or any(_is_dropped(k, self.scan) for k in told)
+        return any(_is_dropped(known, self.scan) for known in told)
 
 
 def _end(scan: Scan, *, finite: bool) -> _End | None:
@@ -309,7 +313,9 @@ def _end(scan: Scan, *, finite: bool) -> _End | None:
         return None
     step = Assumable(scan.body, began, linear=carries_cotangents(scan), finite=finite)
     read = {stack.value for stack in scan.stacks if stack.result.uses}
-    return _End(scan, step, began, must, read)
+    rest = () if scan.reverse else (c for c in keeping if not c.result.uses)
+    others = [c for c in rest if c.next is not c.param and may_keep(c)]
+    return _End(scan, step, began, must, others, read)
 
 
 def _is_dropped(known: Known, scan: Scan) -> bool:

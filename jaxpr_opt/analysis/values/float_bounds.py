@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.values import induction
 from jaxpr_opt.analysis.values.constants import captured_indices, scalar_of, uniform
-from jaxpr_opt.analysis.values.ranges import is_ranged
+from jaxpr_opt.analysis.values.ranges import asked_for_nan, is_ranged
 from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, exponent_of, filled_by, numbers_of
@@ -134,6 +134,9 @@ def _bounds_of(value: Value, told: _Told) -> Bounds:
         return UNKNOWN
     if op.name == "select_n" and op.operands[0].dtype == bool:
         chosen, *cases = op.operands
+        number = asked_for_nan(chosen)
+        if number is not None and not told.bounds(number).nan:
+            return told.bounds(cases[0])
         truths = zip((False, True), cases, strict=True)
         return hull(told.where(chosen, truth=truth).bounds(case) for truth, case in truths)
     of_operands = map(told.bounds if op.name in ELEMENTWISE else bounds, op.operands)

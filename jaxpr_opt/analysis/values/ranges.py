@@ -21,7 +21,7 @@ from jaxpr_opt.analysis.values.softmax import has_the_greatest, is_from_the_grea
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import exponent_of, filled_by, numbers_of
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import EXACT, VIEWING
 
 Range = tuple[jax.Array, jax.Array]
@@ -86,10 +86,10 @@ def _total(op: Op, a: Range, terms: int) -> Range:
 
 def _off(op: Op, end: jax.Array, sizes: jax.Array, sign: int, times: int = 1) -> jax.Array:
     """An end of a sum that is rounded so often, of terms of such sizes: if all have the sign of the
-    end that is nearer to zero, so has their sum.
+    end that is nearer to zero, or that is zero, so has their sum.
     """
     most = expm1(min(times * log1p(_ulp(op)), limits.OF_A_SUM))
-    is_nearer = sign * end < 0
+    is_nearer = sign * end <= 0
     return lax.select(is_nearer, end * (1 - min(most, 1.0)), end + sign * most * sizes)
 
 
@@ -168,12 +168,29 @@ def _lesser(_: Op, a: Range, b: Range) -> Range:
     return lax.min(a[0], b[0]), lax.min(a[1], b[1])
 
 
-def _selected(op: Op, _: Range, *cases: Range) -> Range:
+def _selected(op: Op, which: Range, *cases: Range) -> Range:
     low, high = hull(op, *cases)
-    if not _counts_from_the_end(op):
+    if asked_for_nan(op.operands[0]) is not None:
+        is_first = which[1] <= 0
+    elif _counts_from_the_end(op):
+        is_first = cases[0][0] >= 0
+    else:
         return low, high
-    is_first = cases[0][0] >= 0
     return lax.select(is_first, cases[0][0], low), lax.select(is_first, cases[0][1], high)
+
+
+def asked_for_nan(value: Value) -> Value | None:
+    """The numbers of which truth values say which are NaN: ``x != x``."""
+    op = value.op
+    is_asked = op is not None and op.name == "ne" and op.operands[0] is op.operands[1]
+    return op.operands[0] if op is not None and is_asked else None
+
+
+def _unequal(op: Op, a: Range, _: Range) -> Range:
+    no, yes = lax.full_like(a[0], 0), lax.full_like(a[0], 1)
+    is_asked = asked_for_nan(op.result) is not None
+    is_number = is_finite(a) if is_asked else lax.full_like(a[0], False, bool)
+    return no, lax.select(is_number, no, yes)
 
 
 def _counts_from_the_end(op: Op) -> bool:
@@ -238,6 +255,7 @@ RANGES: dict[str, Rule] = {
     "max": _greater,
     "min": _lesser,
     "mul": _product,
+    "ne": _unequal,
     "neg": _negated,
     "pow": _powers,
     "reduce_sum": _reduced,
@@ -277,6 +295,8 @@ def ranged(op: Op, *operands: Range) -> Range:
 def fits(op: Op, a: Range) -> jax.Array:
     """Whether a range is one of numbers that an op's results hold, however they are rounded."""
     dtype = op.results[0].dtype
+    if op.results[0].dtype == bool:
+        return lax.full((), True)
     if dtypes.is_integer(dtype):
         low, high = dtypes.limits(dtype)
         return (a[0] >= low * limits.OF_ITS_RANGE) & (a[1] <= high * limits.OF_ITS_RANGE)
