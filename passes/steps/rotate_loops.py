@@ -1,4 +1,4 @@
-"""Hand what the predicate of a loop computes on to the step, where the step computes it again.
+"""Hand what a loop has computed on to the next step, where that computes it again.
 
 Before::
 
@@ -24,6 +24,22 @@ rows that have stopped. The predicate is computed as often as before, at the sam
 2. the predicate has no effects;
 3. nothing differentiates the loop any more (the final phase), which would store what is carried.
 
+A step of a scan or a `while` may compute what the step before it has computed of what it hands on::
+
+    x, v = scan[n] carry(x=x_0, v=v_0) {       x, v, _ = scan[n] carry(x=x_0, v=v_0, g=(f x_0)) {
+      u = sub v (f x)                            u = sub v g
+      y = add x u                                y = add x u
+      w = sub u (f y)                            h = f y
+      yield carry(y, w)                          w = sub u h
+    }                                            yield carry(y, w, h)
+                                               }
+
+So a leapfrog scheme evaluates forces once a step, and a Metropolis step the density of a proposal
+only: it hands on ``select(p, x, y)``, and `f` of that is ``select(p, f(x), f(y))``. Sound when
+
+4. what the next step takes from its carries is the same function of the same values, as in (1), and
+   of nothing else that changes from step to step; a predicate chooses for all elements at once.
+
 What a broadcast, or basic arithmetic, makes of less is computed again. The rest of the predicate
 stays where it is, unless it reads more of what is shared than the step does: then the step computes
 all of it, and hands on the answer. Cost: what is handed on is carried. It is left where carrying
@@ -33,18 +49,27 @@ Source: loop rotation, as in LLVM, on structured loops.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.value_numbering import Numbering
+from jax import lax
+
+from jaxpr_opt.analysis.values.handed_on import (
+    Handed,
+    next_values,
+    read_again,
+    readers,
+    seconds_saved,
+    twins_of_predicate,
+    worth_sharing,
+)
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.windows import READS
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice
-from jaxpr_opt.ir.graph import Carry, Op, Phase, Use, Value, While, is_sized
+from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Value, While
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import are_pure, is_arithmetic, is_broadcast, is_cheap, is_mergeable
+from jaxpr_opt.ir.traits import are_pure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,36 +84,58 @@ class Shared(Match):
     read: dict[Value, Value]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Again(Match):
+    """Ops of a step that the step before has computed, and what the rest of the step reads of them,
+    each with what it is in the next step.
+    """
+
+    ops: tuple[Op, ...]
+    read: dict[Value, Handed]
+
+
 @dataclass(frozen=True)
 class RotateLoops(Pass):
     """What a predicate and its step both compute -> carried from one to the other."""
 
     name: ClassVar[str] = "rotate-loops"
     phase: ClassVar[Phase] = "final"  # (3)
-    anchors: ClassVar[tuple[type[Op], ...]] = (While,)
+    anchors: ClassVar[tuple[type[Op], ...]] = (Scan, While)
 
-    def find(self, op: Op) -> Iterator[Shared]:
-        assert isinstance(op, While)
-        twins = _twins(op)
-        ops = _worth_sharing(op, twins)
-        read = {v: twins[v] for each in ops for v in each.results if _readers(v, ops)}
-        if read:
-            says = f"{ops[0].name} is computed by the predicate, and not again by the step"
-            there = tuple(maker for each in ops if (maker := twins[each.results[0]].op) is not None)
-            yield Shared(op, says, ops, there, read, about=next(iter(read)))
+    def find(self, op: Op) -> Iterator[Shared | Again]:
+        assert isinstance(op, Scan | While)
+        if isinstance(op, While):
+            twins = twins_of_predicate(op)
+            ops = worth_sharing(op.body, twins)
+            read = {v: twins[v] for each in ops for v in each.results if readers(v, ops)}
+            if read:
+                says = f"{ops[0].name} is computed by the predicate, and not again by the step"
+                made = (twins[each.results[0]].op for each in ops)
+                there = tuple(maker for maker in made if maker is not None)
+                yield Shared(op, says, ops, there, read, about=next(iter(read)))
+        after = next_values(op)
+        ops = worth_sharing(op.body, after)
+        if handed := read_again(ops, after):
+            says = f"{ops[0].name} is computed by the step before, and not again"
+            yield Again(op, says, ops, handed, about=next(iter(handed)))
 
-    def refuse(self, match: Shared) -> str | None:
-        assert isinstance(match.op, While)
-        if not are_pure(match.op.predicate.walk()):
+    def refuse(self, match: Shared | Again) -> str | None:
+        loop = match.op
+        if isinstance(loop, Scan) and loop.length < 2:
+            return "no step comes before another"
+        if isinstance(loop, While) and not are_pure(loop.predicate.walk()):
             return "the predicate has effects"  # (2)
         model = cost_model()
         carried = model.moved(sum(v.nbytes for v in match.read))
         asked = model.started(1 + len(match.read)) + model.doubtful(carried)
-        if _saved(match.ops) <= asked:
+        if seconds_saved(match.ops) <= asked:
             return "carrying it takes as long as computing it again"
         return None
 
-    def rewrite(self, match: Shared, rw: Rewriter) -> None:
+    def rewrite(self, match: Shared | Again, rw: Rewriter) -> None:
+        if isinstance(match, Again):
+            _hand_on(match, rw)
+            return
         loop = match.op
         assert isinstance(loop, While)
         predicate, handed = loop.predicate, _handed(match)
@@ -97,7 +144,7 @@ class RotateLoops(Pass):
         rw.clone(made, begun, loop)
         params = {v: rw.new_value(v.aval, v.name) for v in handed}
         for here, there in match.read.items():
-            rw.replace(here, params[there], _readers(here, match.ops).__contains__)
+            rw.replace(here, params[there], readers(here, match.ops).__contains__)
         for op in reversed(match.ops):
             rw.erase(op)
         nexts = dict(zip(predicate.params, loop.body.outputs, strict=True))
@@ -124,51 +171,29 @@ def _handed(match: Shared) -> list[Value]:
     return [*read] if set(rest).isdisjoint(match.twins) else [*(read | {answer: None})]
 
 
-def _twins(loop: While) -> dict[Value, Value]:
-    """Values of the step that the predicate computes, each with that of the predicate."""
-    numbering, alike = Numbering(), dict[Hashable, Op]()
-    params = zip(loop.predicate.params, loop.body.params, strict=True)
-    numbering.leader.update(params)
-    asks = [op for op in loop.predicate.ops if is_mergeable(op)]
-    if all(_is_made_where_read(op) for op in asks):
-        return {}
-    for op in loop.body.ops:
-        if is_mergeable(op):
-            alike.setdefault(numbering.key(op), op)
-    twins: dict[Value, Value] = {}
-    for op in asks:
-        if (twin := alike.get(numbering.key(op))) is not None:  # (1)
-            numbering.leader.update(zip(op.results, twin.results, strict=True))
-            twins.update(zip(twin.results, op.results, strict=True))
-    return twins if all(is_sized(v.shape) for v in twins) else {}
-
-
-def _worth_sharing(loop: While, twins: dict[Value, Value]) -> tuple[Op, ...]:
-    """The ops of a step that are not to be computed again, in order."""
-    ops = {op for v in twins if (op := v.op) is not None}
-    for op in reversed(list(loop.body.ops)):
-        if op in ops and _is_made_where_read(op) and any(_readers(v, ops) for v in op.results):
-            shared = sum(v.nbytes for v in {*op.operands} if v.op in ops)
-            if shared < op.result.nbytes or (is_broadcast(op) and shared == op.result.nbytes):
-                ops.remove(op)
-    return tuple(op for op in loop.body.ops if op in ops)
-
-
-def _saved(ops: Sequence[Op]) -> float:
-    """Seconds to compute ops of a step, of which XLA fuses elementwise ones."""
-    model = cost_model()
-    alone = [op for op in ops if not is_cheap(op)]
-    reads = [op for op in alone if op.name in READS]
-    others = [op for op in alone if op not in reads]
-    found = sum(model.by_places(op.result) for op in reads)
-    return max(model.repeated(ops), model.run(others)) + found
-
-
-def _readers(value: Value, ops: Collection[Op]) -> list[Use]:
-    """The uses of a value by other ops."""
-    return [use for use in value.uses if use.op not in ops]
-
-
-def _is_made_where_read(op: Op) -> bool:
-    """Whether an op is computed where it is read."""
-    return is_arithmetic(op) or is_broadcast(op)
+def _hand_on(match: Again, rw: Rewriter) -> None:
+    """Carry what a step reads of ops that it is not to compute."""
+    loop = match.op
+    assert isinstance(loop, Scan | While)
+    body, end = loop.body, loop.body.terminator
+    begun = {c.param: c.init for c in loop.carries}
+    rw.clone(backward_slice(match.read, lambda v: v.region is not body), begun, loop)
+    params = {v: rw.new_value(v.aval, v.name) for v in match.read}
+    for value, param in params.items():
+        rw.replace(value, param, readers(value, match.ops).__contains__)
+    more = []
+    for value, handed in match.read.items():
+        then = [params.get(v, v) for v in handed.values]
+        after, *cases = then
+        if cases:
+            after = rw.typed(lax.select_n, value.aval, *then, before=end)
+        more.append(Carry(begun[value], params[value], after, rw.new_value(value.aval)))
+    for op in reversed(match.ops):
+        rw.erase(op)
+    carries = [*loop.carries, *more]
+    if isinstance(loop, Scan):
+        rw.set_scan(loop, carries=carries)
+        return
+    for value in match.read:
+        rw.add_param(loop.predicate, rw.new_value(value.aval))
+    rw.set_while(loop, carries, range(len(carries)))

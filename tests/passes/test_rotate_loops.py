@@ -8,6 +8,7 @@ from jax import lax
 
 import jaxpr_opt
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.steps.rotate_loops import RotateLoops
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
@@ -338,3 +339,148 @@ def test_orders_of_transformations(as_it_is):
     batch = jax.vmap(f, (0, None)), jax.vmap(program, (0, None))
     assert_close(batch[0](rows, a), batch[1](rows, a))
     assert_close(jax.jvp(batch[0], (rows, a), (rows, a)), jax.jvp(batch[1], (rows, a), (rows, a)))
+
+
+def force(x):
+    return jnp.sin(x) * jnp.exp(x)
+
+
+def leapfrog(x, v):
+    def step(c, _):
+        x, v = c
+        u = v + force(x)
+        x = x + u
+        return (x, u + force(x)), None
+
+    return lax.scan(step, (x, v), None, length=5)[0]
+
+
+def test_forces_before_and_after_a_move():
+    """(4) A step computes the second ones only."""
+    check_rewrite(
+        ROTATE,
+        leapfrog,
+        "f32[3]",
+        "f32[3]",
+        grad=False,
+        diff="""
+          fn (x:f32[3], v:f32[3]) {
+        +   s2:f32[3] = sin x
+        +   e2:f32[3] = exp x
+        +   m2:f32[3] = mul s2 e2
+        -   c:f32[3], c1:f32[3] = scan[5] carry(c=x, c1=v) {
+        +   c:f32[3], c1:f32[3], c2:f32[3] = scan[5] carry(c=x, c1=v, c2=m2) {
+        -     s:f32[3] = sin c
+        -     e:f32[3] = exp c
+        -     m:f32[3] = mul s e
+        -     a:f32[3] = add c1 m
+        +     a:f32[3] = add c1 c2
+              a1:f32[3] = add c a
+              s1:f32[3] = sin a1
+              e1:f32[3] = exp a1
+              m1:f32[3] = mul s1 e1
+              a2:f32[3] = add a m1
+        -     yield carry(a1, a2)
+        +     yield carry(a1, a2, m1)
+            }
+            return c, c1
+          }
+        """,
+    )
+
+
+def chosen(is_chosen, density=lambda x: jnp.sum(jnp.cos(x) * jnp.exp(x))):
+    """A random walk whose steps may be refused."""
+
+    def program(x, moves):
+        def step(c, move):
+            x, n = c
+            y = x + move
+            old = density(x)
+            better = is_chosen(density(y) - old, move)
+            return (jnp.where(better, y, x), n + 1), old
+
+        return lax.scan(step, (x, 0), moves)
+
+    return program
+
+
+MOVES = jnp.sin(jnp.arange(24.0)).reshape(8, 3)
+
+
+def test_a_step_that_may_be_refused():
+    """(4) The density of the state is that of the proposal, or the one before."""
+    graph = alone(ROTATE, chosen(lambda d, _: d > 0), jnp.ones(3), MOVES, fires=True)
+    (loop,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [op.name for op in loop.body.ops].count("exp") == 1
+    assert len(loop.carries) == 3
+
+
+DIFFERENT = {
+    "each element by itself": chosen(lambda d, move: move + d > 0),
+    "a stream": lambda x, rows: lax.scan(
+        lambda x, row: (y := x + row, (f := force(row)) * force(y) - f * force(x)), x, rows
+    )[1],
+    "what a stream makes": lambda x, rows: lax.scan(
+        lambda x, row: (row, force(x * row) + force(row)), x, rows
+    )[1],
+    "another place": lambda x, rows: lax.scan(
+        lambda x, row: (x + row, force(x) + force(x - row)), x, rows
+    )[1],
+    "what stays": lambda x, rows: lax.scan(lambda y, row: (y + row, force(x) + y), x, rows)[1],
+}
+
+
+@pytest.mark.parametrize("name", [n for n in DIFFERENT if n != "a stream"])
+def test_a_step_that_computes_nothing_again(name):
+    """(4)"""
+    alone(ROTATE, DIFFERENT[name], jnp.ones(3), MOVES, fires=False)
+
+
+def test_a_row_of_a_stream_is_another_one_in_the_next_step():
+    """(4) Its force is computed in each step, that of the state is not."""
+    graph = alone(ROTATE, DIFFERENT["a stream"], jnp.ones(3), MOVES, fires=True)
+    (loop,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [op.name for op in loop.body.ops].count("exp") == 2
+
+
+def test_what_steps_before_that_have_computed():
+    """(4) The force of two steps ago is that of the step before, in the step before."""
+
+    def program(x, rows):
+        def step(c, row):
+            x, y = c
+            z = x + row
+            return (z, x), force(z) + 2 * force(x) + 3 * force(y)
+
+        return lax.scan(step, (x, 2 * x), rows)[1]
+
+    graph = alone(ROTATE, program, jnp.ones(3), MOVES, fires=True)
+    (loop,) = (op for op in graph.body.ops if isinstance(op, Scan))
+    assert [op.name for op in loop.body.ops].count("exp") == 1
+
+
+def test_a_while_whose_steps_compute_again():
+    def program(x, v):
+        def step(c):
+            x, v = c
+            u = v + force(x)
+            y = x + u
+            return y, u + force(y)
+
+        return lax.while_loop(lambda c: jnp.max(c[0]) < 9.0, step, (x, v))
+
+    for start in (0.1, 9.0):
+        alone(ROTATE, program, jnp.full(3, start, jnp.float32), jnp.ones(3), fires=True)
+
+
+def test_a_loop_of_one_step():
+    program = lambda x, rows: lax.scan(
+        lambda x, row: (y := x + row, force(y) + force(x)), x, rows[:1]
+    )
+    check_refuses(ROTATE, program, "f32[3]", "f32[8,3]", because="no step comes before another")
+
+
+def test_a_leapfrog_as_it_is(as_it_is):
+    """Small steps, whose forces take as long to carry."""
+    check_refuses(ROTATE, leapfrog, "f32[3]", "f32[3]", because="carrying it takes as long")

@@ -12,6 +12,7 @@
 `flags`                               numbers that are zero or one, or between, and their logic
 `truths`                              what a truth value tells of those that it is made of
 `expressions`, `value_numbering`      equal expressions; all equal values of a program
+`handed_on`                           what a loop has computed before the step that computes it
 `moves`                               reshapes and transpositions that take each other back
 `renaming`                            other names of a value
 `enclosing`                           the loop that an op is in, and later readers
