@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from bench.everyday.entry import Entry, below, entry, forward, normal
@@ -13,6 +14,8 @@ from bench.everyday.entry import Entry, below, entry, forward, normal
 WORDS, WIDTH, LENGTH = 64, 32, 48
 HEADS = normal(3, 2, WIDTH, WIDTH)
 """Queries, keys and values of two layers."""
+ENDED = np.where(np.arange(40) == 9, 1, np.where(np.arange(40) < 9, 2 + below(14, 2, 8, 40), 0))
+"""Characters that end, padded."""
 
 
 def attended(heads: Array, x: Array, caches: Array, t: Array) -> tuple[Array, Array]:
@@ -244,6 +247,53 @@ def classified(weights: Any, xs: Array) -> Array:
     return jnp.swapaxes(outputs, 0, 1)[:, -1]
 
 
+def answered(weights: Any, questions: Array, answers: Array, lengths: Array) -> Array:
+    """How well a network tells answers to questions, of characters; the first one, 1, ends both."""
+
+    def cell(w: Array, state: Any, x: Array) -> Any:
+        c, h = state
+        i, g, f, o = jnp.split(jnp.concatenate([x, h], 1) @ w, 4, axis=1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return c, jax.nn.sigmoid(o) * jnp.tanh(c)
+
+    def read(carry: Any, x: Array) -> Any:
+        state, is_over = carry
+        new = cell(weights["read"], state, x)
+        state = jax.tree.map(lambda a, b: jnp.where(is_over[:, None], a, b), state, new)
+        return (state, is_over | (x[:, 1] > 0)), None
+
+    def tell(state: Any, x: Array) -> Any:
+        state = cell(weights["tell"], state, x)
+        return state, jax.nn.log_softmax(state[1] @ weights["out"])
+
+    characters = weights["out"].shape[1]
+    asked, told = (jnp.swapaxes(jax.nn.one_hot(x, characters), 0, 1) for x in (questions, answers))
+    zeros = jnp.zeros((len(questions), len(weights["out"])))
+    (state, _), _ = lax.scan(read, ((zeros, zeros), jnp.zeros(len(questions), bool)), asked)
+    _, logits = lax.scan(tell, state, told[:-1])
+    mask = jnp.arange(len(told) - 1)[:, None] < lengths - 1
+    return -jnp.sum(jnp.where(mask, jnp.sum(logits * told[1:], 2), 0.0)) / len(questions)
+
+
+def aligned_locally(scores: Array, lengths: Array, gap: Array) -> Array:
+    """How well two proteins fit, smoothly; rows of scores are diagonals, padded after lengths."""
+    n, m = scores.shape
+    i, j = jnp.indices((n, m))
+    is_inside = (i < lengths[0]) & (j < lengths[1])
+    nothing = jnp.full((n + m - 1, n), -1e9)
+    diagonals = nothing.at[i + j, i].set(jnp.where(is_inside, scores, -1e9))
+
+    def step(before: Any, score: Array) -> Any:
+        far, near = before
+        moved = [jnp.pad(x[:-1], (1, 0), constant_values=-1e9) for x in (far, near)]
+        ways = jnp.stack([moved[0] + score, moved[1] + gap, near + gap, score])
+        fit = jnp.maximum(jax.nn.logsumexp(ways, axis=0), -1e9)
+        return (near, fit), fit
+
+    _, fits = lax.scan(step, (nothing[0], nothing[0]), diagonals)
+    return jax.nn.logsumexp(jnp.where(is_inside, fits[i + j, i], -1e9))
+
+
 PROGRAMS: dict[str, Entry] = {
     "sampling": forward(sampling, HEADS, normal(WORDS, WIDTH), 0),
     "beam search": forward(beam_search, HEADS, normal(WORDS, WIDTH)),
@@ -264,5 +314,13 @@ PROGRAMS: dict[str, Entry] = {
     "classified": entry(
         classified, (0.2 * normal(32, 32), normal(32, 64, seed=1)), normal(60, 8, 32)
     ),
+    "answered": entry(
+        answered,
+        {"read": 0.2 * normal(56, 160), "tell": 0.2 * normal(56, 160), "out": normal(40, 16)},
+        ENDED[0],
+        ENDED[1],
+        below(5, 8) + 4,
+    ),
+    "aligned locally": entry(aligned_locally, normal(50, 40), np.array([21, 18]), np.float32(-1)),
     "running mean": entry(running_mean, normal(200, 16)),
 }

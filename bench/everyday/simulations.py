@@ -116,6 +116,27 @@ def chain(x: Array, seed: Array) -> Array:
     return lax.scan(step, (x, density(x)), keys)[1]
 
 
+def hamiltonian(x: Array, rows: Array, seed: Array) -> Array:
+    """Hamiltonian Monte Carlo, as it is taught: a step computes all that it needs."""
+    density = lambda x: -jnp.sum(jax.nn.softplus(rows @ x)) - jnp.sum(x**2) / 2  # noqa: E731
+    force = jax.grad(density)
+
+    def leap(_: int, state: Any) -> Any:
+        x, v = state
+        v = v + 0.01 * force(x)
+        x = x + 0.02 * v
+        return x, v + 0.01 * force(x)
+
+    def step(x: Array, key: Array) -> Any:
+        v = jax.random.normal(key, x.shape)
+        new, w = lax.fori_loop(0, 8, leap, (x, v))
+        gain = density(new) - jnp.sum(w**2) / 2 - density(x) + jnp.sum(v**2) / 2
+        x = jnp.where(jnp.log(jax.random.uniform(key)) < gain, new, x)
+        return x, x
+
+    return lax.scan(step, x, jax.random.split(jax.random.key(seed), 20))[1]
+
+
 def resampled(x: Array, seed: Array, seen: Array) -> Array:
     """A particle filter."""
 
@@ -240,6 +261,7 @@ PROGRAMS: dict[str, Entry] = {
     "infected": entry(infected, 0.1 * abs(normal(2, 10, 10)), abs(normal(4, 10, 20))),
     "Runge-Kutta": entry(runge_kutta, 0.2 * normal(32, 32), normal(8, 32)),
     "chain": entry(chain, normal(8), 0),
+    "Hamiltonian": entry(hamiltonian, 0.1 * normal(16), normal(60, 16), 0),
     "resampled": entry(resampled, normal(64), 0, normal(30)),
     "conjugate gradients": entry(conjugate_gradients, positive(32), normal(32)),
     "levelled": forward(levelled, 0.3 * positive(256), normal(256)),
