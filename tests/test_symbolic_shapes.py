@@ -7,6 +7,8 @@ import pytest
 from jax import export, lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis.values.step_numbers import known_numbers
+from jaxpr_opt.ir.importer import import_jaxpr
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +61,10 @@ def test_left_without_a_word(program, shape):
     np.testing.assert_allclose(value.call(x, w), program(x, w), rtol=1e-5)
     for each in gradients:
         np.testing.assert_allclose(each.call(x, w), jax.grad(program)(x, w), rtol=1e-4, atol=1e-5)
+
+
+def test_numbers_of_which_there_are_so_many():
+    """They are not known, though those that are added to them are."""
+    (n,) = export.symbolic_shape("n")
+    jaxpr = jax.make_jaxpr(lambda i: i + 12)(jax.ShapeDtypeStruct((n,), jnp.int32))
+    assert known_numbers(import_jaxpr(jaxpr).outputs[0]) is None

@@ -73,7 +73,9 @@ def _known(value: Value, depth: int, known: Known) -> Numbers | None:
 
 
 def _of_array(value: Value, depth: int, known: Known) -> Numbers | None:
-    number = uniform(value) if is_sized(value.shape) else None
+    if not is_sized(value.shape):
+        return None
+    number = uniform(value)
     if number is not None:
         return np.full(value.size, number, value.dtype)
     if isinstance(value, Constant):
