@@ -74,6 +74,7 @@ from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
+from jaxpr_opt.passes.windows.multiply_written_rows import MultiplyWrittenRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.passes.windows.put_parts_back import PutPartsBack
@@ -127,6 +128,7 @@ WINDOWS = (
     CarryPickedRows(),
     MakeStreamedRows(),
     MapBeforeWriting(),
+    MultiplyWrittenRows(),
     AccumulateSparseCotangents(),
     NarrowCarriedArrays(),
     TraceBackRows(),

@@ -14,6 +14,7 @@ reads and writes of windows
 `window_by_window`                                  writes of several windows, one by one
 `tiled_windows`                                     a window as others that tile it
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
+`written_factors`                                   products of what is written into zeros
 `shared_tables`, `shared_factors`                   one table or matrix for all rows of a batch
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order
 `sums_in_an_array`, `carried_scratch`

@@ -30,6 +30,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `write-where-masked`            a select by where something is written becomes a write
 `share-batched-tables`          rows of copies of one table are rows of the table
 `share-batched-factors`         products by copies of one matrix are one product by the matrix
+`multiply-written-rows`         a product of a window in zeros is one of the window
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches
 `trace-back-rows`               rows that each step rearranges are rearranged after the loop

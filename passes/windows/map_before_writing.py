@@ -24,7 +24,8 @@ when
 3. a product or a quotient is one of a cotangent, in a loop of cotangents: its zeros are symbolic,
    and stay zeros under any product, as JAX itself has it where it knows the zero;
 4. no two windows are added up in one place, as what is made of a sum is rounded once; data may move
-   and a sign may change before, also of each of two arrays that are added up.
+   and a sign may change before, also of each of two arrays that are added up. Two windows at one
+   place, in zeros each, are added up before.
 
 Cost: the window instead of the array, if it is a small part of it. Only in loops, as XLA fuses the
 array with the sum that reads it: once, that takes as long.

@@ -164,7 +164,7 @@ PIECES = [
         id="integers",
     ),
     pytest.param(
-        looped(lambda c, u, i: c + (dense(c, u, i) + dense(c, u * 3, i))),
+        looped(lambda c, u, i: c + (dense(c, u, i) + dense(c, u * 3, 7 - i))),
         ("i32[8,2]", "i32[5,1,2]", "i32[5]"),
         id="integers that overlap",
     ),

@@ -59,6 +59,56 @@ def test_a_row_of_a_transposed_table():
     )
 
 
+def test_two_rows_at_one_place():
+    """They are added up before they are written."""
+    check_rewrite(
+        MAP,
+        in_a_loop(lambda v, u, i: row(v, i) + row(u, i)),
+        "f32[40,3]",
+        "f32[3]",
+        "f32[3]",
+        "i32[]",
+        diff="""
+          fn (c:f32[40,3], xs_0:f32[3], xs_1:f32[3], xs_2:i32[]) {
+            c1:i32[], c2:f32[40,3] = scan[2] carry(c=0, c1=c) {
+              a:i32[] = add c 1
+              b:f32[40,3] = broadcast_in_dim 0.0
+              b1:f32[1,3] = broadcast_in_dim xs_0
+              l:bool[] = lt xs_2 0
+              a1:i32[] = add xs_2 40
+              s:i32[] = select_n l xs_2 a1
+              d:f32[40,3] = dynamic_update_slice b b1 s 0
+              b2:f32[40,3] = broadcast_in_dim 0.0
+              b3:f32[1,3] = broadcast_in_dim xs_1
+              l1:bool[] = lt xs_2 0
+              a2:i32[] = add xs_2 40
+              s1:i32[] = select_n l1 xs_2 a2
+              d1:f32[40,3] = dynamic_update_slice b2 b3 s1 0
+        +     b4:f32[40,3] = broadcast_in_dim 0.0
+        +     a5:f32[1,3] = add b1 b3
+        +     d2:f32[40,3] = dynamic_update_slice b4 a5 s 0
+        -     a3:f32[40,3] = add d d1
+        +     a3:f32[40,3] = add c1 d2
+        -     a4:f32[40,3] = add c1 a3
+        -     yield carry(a, a4)
+        +     yield carry(a, a3)
+            }
+            return c2
+          }
+        """,
+    )
+
+
+def test_two_rows_at_two_places():
+    """(4) They stay where they are."""
+    program = in_a_loop(lambda v, u, i, j: row(v, i) + row(u, j))
+    alone(MAP, program, "f32[40,3]", "f32[3]", "f32[3]", "i32[]", "i32[]", fires=False)
+    wider = in_a_loop(
+        lambda v, u, i: row(v, i) + lax.dynamic_update_slice(jnp.zeros((40, 3)), u, (i, 0))
+    )
+    alone(MAP, wider, "f32[40,3]", "f32[3]", "f32[2,3]", "i32[]", fires=False)
+
+
 WRITES = {
     "a slice": row,
     "a scatter": lambda v, i: jnp.zeros((40, 3)).at[i].set(v),

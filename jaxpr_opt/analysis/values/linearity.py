@@ -69,6 +69,13 @@ def is_cotangent(value: Value, scan: Scan) -> bool:
     return isinstance(around, Scan) and _of_cotangents(around)[value] is LINEAR
 
 
+def is_product_of_cotangent(value: Value, other: Value, scan: Scan) -> bool:
+    """Whether a product is one of a cotangent with what is none, in a loop of cotangents."""
+    if not carries_cotangents(scan) or value is other:
+        return False
+    return is_cotangent(value, scan) and not is_cotangent(other, scan)
+
+
 @remembered
 def _of_cotangents(scan: Scan) -> Kinds:
     """The kinds of all that a step of a loop of cotangents computes, by those of its carries that

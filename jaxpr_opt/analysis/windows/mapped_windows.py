@@ -16,7 +16,8 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.algebra import Laws, Plainer
 from jaxpr_opt.analysis.values.enclosing import loop_of
-from jaxpr_opt.analysis.values.linearity import carries_cotangents, is_cotangent
+from jaxpr_opt.analysis.values.expressions import same_expression
+from jaxpr_opt.analysis.values.linearity import is_product_of_cotangent
 from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.windows.moved_writes import MOVING, window_in_zeros
 from jaxpr_opt.analysis.windows.placed_windows import each_before, placed_before, raised_before
@@ -38,6 +39,31 @@ from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import SUMS
+
+
+def added_before(op: Op) -> Plainer | None:
+    """Two windows in zeros at one place that are added up, and then to others, are their sum in
+    zeros: the cotangents of two uses of one row.
+    """
+    first, second = (window_in_zeros(op, v, {"dynamic_update_slice"}) for v in op.operands)
+    if first is None or second is None:
+        return None
+    windows, pairs = (
+        (first.operands[1], second.operands[1]),
+        zip(places(first), places(second), strict=True),
+    )
+    # Condition 4 of map-before-writing.
+    if windows[0].shape != windows[1].shape:
+        return None
+    # Condition 4 of map-before-writing.
+    if not all(same_expression(a, b, {}) for a, b in pairs):
+        return None
+
+    def added(value: jax.Array, other: jax.Array, *at: jax.Array) -> jax.Array:
+        zeros = lax.full(op.result.shape, 0, value.dtype)
+        return written(first, zeros, lax.add(value, other), *at)
+
+    return Plainer(added, (*windows, *places(first)))
 
 
 def turned_before(op: Op) -> Plainer | None:
@@ -94,7 +120,9 @@ def scaled_before(op: Op) -> Plainer | None:
     if write is None:
         return None
     # Condition 3 of map-before-writing.
-    if other is not None and not _is_cotangent(write.result, other, op):
+    if other is not None and not (
+        isinstance(loop := loop_of(op), Scan) and is_product_of_cotangent(write.result, other, loop)
+    ):
         return None
     # Condition 4 of map-before-writing.
     if op.name != "neg" and _may_meet(write):
@@ -123,14 +151,6 @@ def scaled_before(op: Op) -> Plainer | None:
     where = places(write)
     value = write.operands[UPDATE[write.name]]
     return Plainer(scaled, (value, *where, *(() if other is None else (other,))))
-
-
-def _is_cotangent(value: Value, other: Value, op: Op) -> bool:
-    """Whether a product is one of a cotangent with what is none."""
-    loop = loop_of(op)
-    if not isinstance(loop, Scan) or not carries_cotangents(loop) or value is other:
-        return False
-    return is_cotangent(value, loop) and not is_cotangent(other, loop)
 
 
 def _may_meet(write: Op) -> bool:
@@ -212,6 +232,8 @@ def _groups(shape: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int
 
 
 LAWS: Laws = {
+    "add": (added_before,),
+    "add_any": (added_before,),
     "broadcast_in_dim": (each_before, raised_before, reshaped_before),
     "convert_element_type": (scaled_before,),
     "div": (scaled_before,),

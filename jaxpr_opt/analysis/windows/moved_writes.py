@@ -78,8 +78,8 @@ def spread_before(op: Op) -> Plainer | None:
 
 
 MOVING = frozenset({
-    "broadcast_in_dim", "convert_element_type", "div", "dynamic_update_slice", "mul", "neg", "pad",
-    "reshape", "transpose",
+    "broadcast_in_dim", "convert_element_type", "div", "dot_general", "dynamic_update_slice", "mul",
+    "neg", "pad", "reshape", "transpose",
 })  # fmt: skip
 """Ops that may come before a write into zeros instead of after it."""
 
