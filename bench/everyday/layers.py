@@ -80,6 +80,16 @@ def experts(weights: Array, x: Array, which: Array) -> Array:
     return lax.scan(step, x, which)[0]
 
 
+def routed(experts: Array, tokens: Array, chosen: Array) -> Array:
+    """Each token of a batch goes through the network that is chosen for it."""
+
+    def one(token: Array, number: Array) -> Array:
+        networks = [lambda x, e=e: jnp.tanh(x @ experts[e]) for e in range(3)]
+        return lax.switch(number, networks, token)
+
+    return jax.vmap(one)(tokens, chosen)
+
+
 def unrolled(weights: Any, x: Array) -> Array:
     """Layers as Python writes them, one after the other."""
     for up, down in zip(*weights, strict=True):
@@ -189,6 +199,7 @@ PROGRAMS: dict[str, Entry] = {
     "mixed layers": entry(mixed_layers, 0.1 * normal(12, 32, 32), 0.1 * normal(64, 32)),
     "early exit": entry(early_exit, LAYERS, normal(16, 32)),
     "experts": entry(experts, 0.1 * normal(4, 32, 32), normal(8, 32), below(4, 20)),
+    "routed": entry(routed, 0.1 * normal(3, 64, 64), normal(32, 64), below(4, 32)),
     "unrolled": entry(unrolled, LAYERS, normal(16, 32)),
     "hopfield": entry(hopfield, 0.2 * normal(64, 64), normal(8, 64)),
     "equilibrium": entry(equilibrium, 0.1 * normal(32, 32), normal(8, 32)),

@@ -161,6 +161,15 @@ def along_other_axes(product: Equation, numbers: Any) -> dict[str, Any]:
     return {**product.params, "dimension_numbers": numbers}
 
 
+def swapped(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a product of the same factors, the second one first."""
+    numbers, precision = params["dimension_numbers"], params.get("precision")
+    both = {"dimension_numbers": tuple(tuple(reversed(pair)) for pair in numbers)}
+    if isinstance(precision, tuple):
+        both["precision"] = tuple(reversed(precision))
+    return {**params, **both}
+
+
 def asks_for_all_bits(product: Equation) -> bool:
     """Whether a product asks to be computed with all bits of its factors."""
     precision = product.params.get("precision")

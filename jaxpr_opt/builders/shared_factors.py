@@ -18,6 +18,7 @@ from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     numbers_of,
     of_single_rows,
+    swapped,
 )
 from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.ir.graph import Op, Value
@@ -53,11 +54,14 @@ def product_of_shared(product: Op, position: int, number: int, rw: Rewriter) -> 
         tuple(tuple(_without([axis], of)) for axis, of in zip(axes, pair, strict=True))
         for pair in (contracted, left)
     )
-    code = partial(bound, product, params=along_other_axes(product, numbers))
+    params = along_other_axes(product, numbers)
     ins = [None if at == position else axis for at, axis in enumerate(axes)]
     operands = list(product.operands)
     operands[position] = one_row(operands[position], [axes[position]], rw, before=product)
-    batched = jax.vmap(code, in_axes=ins, out_axes=number)
+    if position == 0 and len(operands[1].shape) == len(contracted[1]) + len(batch[1]):
+        # Vectors times a matrix come out batch by batch, a matrix times vectors does not.
+        params, ins, operands = swapped(params), ins[::-1], operands[::-1]
+    batched = jax.vmap(partial(bound, product, params=params), in_axes=ins, out_axes=number)
     return rw.typed(batched, product.result.aval, *operands, before=product)
 
 

@@ -246,7 +246,7 @@ class CostModel(Prices):
         """Whether the products of a batch, added up, take longer than one product that adds them
         up, after so many masks have chosen rows of the factors.
         """
-        start = self.started(1 + 2 * masks) + self.device.library + self.device.product
+        start = self.started(2 + 2 * masks) + self.device.library + self.device.product
         chosen = sum(masks * self.elementwise(factor) for factor in products.operands)
         (summed, _), _ = numbers_of(products)
         outer = 0.0 if summed else self.repeated([products])  # else multiplied either way

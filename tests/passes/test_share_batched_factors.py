@@ -14,7 +14,7 @@ from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 
 SHARE = ShareBatchedFactors()
-ROWS, DEEP, WIDE = 3, 128, 64
+ROWS, DEEP, WIDE = 3, 256, 64
 
 
 def copies(w):
@@ -40,10 +40,31 @@ def test_a_product():
         f"f32[{DEEP},{WIDE}]",
         simplify=True,
         diff="""
-          fn (x:f32[3,128], w:f32[128,64]) {
-        -   b:f32[3,128,64] = broadcast_in_dim w
+          fn (x:f32[3,256], w:f32[256,64]) {
+        -   b:f32[3,256,64] = broadcast_in_dim w
         -   d:f32[3,64] = dot_general[contract=1x1, batch=0x0] x b
         +   d:f32[3,64] = dot_general x w
+            return d
+          }
+        """,
+    )
+
+
+def test_a_matrix_times_vectors():
+    """(1) The vectors come first, and the batch with them: nothing is transposed."""
+    check_rewrite(
+        SHARE,
+        lambda x, w: jax.vmap(lambda x, w: w.T @ x)(x, copies(w)),
+        f"f32[3,{DEEP}]",
+        f"f32[{DEEP},{WIDE}]",
+        diff="""
+          fn (x:f32[3,256], w:f32[256,64]) {
+            b:f32[3,256,64] = broadcast_in_dim w
+            t:f32[3,64,256] = transpose[0, 2, 1] b
+        +   s:f32[1,64,256] = slice[:1, :, :] t
+        +   s1:f32[64,256] = squeeze s
+        -   d:f32[3,64] = dot_general[contract=2x1, batch=0x0] t x
+        +   d:f32[3,64] = dot_general[contract=1x1] x s1
             return d
           }
         """,
@@ -60,24 +81,24 @@ def test_a_sum():
         f"f32[3,{WIDE}]",
         simplify=True,
         diff="""
-          fn (p:bool[3], x:f32[3,128], y:f32[3,64]) {
-        -   d:f32[3,128,64] = dot_general[contract=x, batch=0x0] x y
+          fn (p:bool[3], x:f32[3,256], y:f32[3,64]) {
+        -   d:f32[3,256,64] = dot_general[contract=x, batch=0x0] x y
         -   b:bool[3,1,1] = broadcast_in_dim[dims=(0,)] p
-        -   b1:f32[3,128,64] = broadcast_in_dim 0.0
-        -   b2:bool[3,128,64] = broadcast_in_dim b
-        -   s:f32[3,128,64] = select_n b2 b1 d
-        -   t:f32[3,64,128] = transpose[0, 2, 1] s
-        -   r:f32[64,128] = reduce_sum[axes=(0,)] t
-        +   b3:bool[3,128] = broadcast_in_dim[dims=(0,)] p
-        +   b4:f32[3,128] = broadcast_in_dim 0.0
-        +   s1:f32[3,128] = select_n b3 b4 x
+        -   b1:f32[3,256,64] = broadcast_in_dim 0.0
+        -   b2:bool[3,256,64] = broadcast_in_dim b
+        -   s:f32[3,256,64] = select_n b2 b1 d
+        -   t:f32[3,64,256] = transpose[0, 2, 1] s
+        -   r:f32[64,256] = reduce_sum[axes=(0,)] t
+        +   b3:bool[3,256] = broadcast_in_dim[dims=(0,)] p
+        +   b4:f32[3,256] = broadcast_in_dim 0.0
+        +   s1:f32[3,256] = select_n b3 b4 x
         +   b5:bool[3,64] = broadcast_in_dim[dims=(0,)] p
         +   b6:f32[3,64] = broadcast_in_dim 0.0
         +   s2:f32[3,64] = select_n b5 b6 y
-        +   d1:f32[128,64] = dot_general[contract=0x0] s1 s2
-        +   b7:f32[1,128,64] = broadcast_in_dim d1
-        +   t1:f32[1,64,128] = transpose[0, 2, 1] b7
-        +   s3:f32[64,128] = squeeze t1
+        +   d1:f32[256,64] = dot_general[contract=0x0] s1 s2
+        +   b7:f32[1,256,64] = broadcast_in_dim d1
+        +   t1:f32[1,64,256] = transpose[0, 2, 1] b7
+        +   s3:f32[64,256] = squeeze t1
         -   return r
         +   return s3
           }
