@@ -1,8 +1,8 @@
-"""Programs that gain if sums may come in another order: `optimize(reassociate=True)`.
+"""Sums and products of another shape, and sums in another order: `optimize(reassociate=True)`.
 
-Rows that are read of all that are computed (a sampler without a cache, a flow that is inverted, one
-particle's energy, one coordinate of a gradient), what each step of a gradient maps, and rows of a
-table that may be the same.
+By default, rows that are read of all that are computed (a sampler without a cache, a flow that is
+inverted, one particle's energy, one coordinate of a gradient); where the user allows it, what each
+step of a gradient maps, and rows of a table that may be the same.
 """
 
 from __future__ import annotations

@@ -69,12 +69,12 @@ def sum_of_products(found: SumOfTerms, rw: Rewriter) -> Value:
     """What the sum of terms is, products summed up by a product, of rows that are chosen."""
     reduction, total = found.ops[0], None
     for term in found.terms:
-        make = _product if term.is_product else _sum
+        make = _product if term.product else _sum
         masks = [
             one_row(m.predicate, _others(m.predicate, m.kept), rw, before=reduction)
             for m in term.masks
         ]
-        operands = term.array.op.operands if term.is_product and term.array.op else (term.array,)
+        operands = term.product.operands if term.product else (term.array,)
 
         def code(*given: jax.Array, term: Term = term, make: Any = make) -> jax.Array:
             count = len(given) - len(term.masks)
@@ -91,7 +91,7 @@ def _product(
     term: Term, dtype: Any, factors: Sequence[jax.Array], masks: Sequence[jax.Array]
 ) -> jax.Array:
     """The product that also sums up along batch axes, of rows that are chosen."""
-    product = term.array.op
+    product = term.product
     assert product is not None
     contracted, batch = numbers_of(product)
     rest = [n for n in range(len(batch[0])) if n not in term.summed]

@@ -111,15 +111,13 @@ class ShareBatchedFactors(Pass):
                 return "reading the copies takes no longer than starting a product of matrices"
             return None
         assert isinstance(match, SharedGradient)
-        products = [term for term in match.found.terms if term.is_product]
-        made = [term.array.op for term in products if term.array.op is not None]
-        if not all(map(model.is_as_precise_in_any_shape, made)):  # (3)
+        products = {t.product: len(t.masks) for t in match.found.terms if t.product}
+        if not all(map(model.is_as_precise_in_any_shape, products)):  # (3)
             return "a product of matrices would have fewer bits"
-        for term in products:
-            if not dtypes.has_common_range(term.array.dtype):  # (4)
-                return f"products of {term.array.dtype} may overflow"
-        masks = [len(term.masks) for term in products]
-        if not any(map(model.is_less_as_one_product, made, masks)):
+        for product in products:
+            if not dtypes.has_common_range(product.result.dtype):  # (4)
+                return f"products of {product.result.dtype} may overflow"
+        if not any(model.is_less_as_one_product(*each) for each in products.items()):
             return "adding up the products takes no longer"
         return None
 

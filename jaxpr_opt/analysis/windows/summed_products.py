@@ -43,16 +43,18 @@ class Term:
     """What is made of it before it is added, last first, and the summed axes of each result."""
 
     @property
-    def is_product(self) -> bool:
-        """Whether a product may sum it up, too: along batch axes, of whole rows of both factors."""
+    def product(self) -> Op | None:
+        """The product that it is, if that may sum it up, too: whole rows of both factors, along
+        batch axes.
+        """
         op = self.array.op
         # Condition 2 of share-batched-factors.
         if op is None or op.name != "dot_general" or len(self.array.uses) > 1 or is_resharded(op):
-            return False
+            return None
         _, (batch, _) = numbers_of(op)
         rows = {*self.summed, *(axis for mask in self.masks for axis in mask.axes)}
         # Condition 2 of share-batched-factors.
-        return rows <= set(range(len(batch)))
+        return op if rows <= set(range(len(batch))) else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +73,7 @@ def sum_of_terms(reduction: Op) -> SumOfTerms | None:
     terms, ops = list[Term](), [reduction]
     while pending:
         term = pending.pop()
-        within = None if term.is_product else _within(term, reduction)
+        within = None if term.product else _within(term, reduction)
         if within is None:
             terms.append(term)
             continue
@@ -80,11 +82,9 @@ def sum_of_terms(reduction: Op) -> SumOfTerms | None:
         ops.append(term.array.op)
         if len(ops) > limits.OPS_OF_A_SUM:
             return None
+    products = [term.product for term in terms if term.product]
     # Condition 2 of share-batched-factors.
-    if not any(term.is_product for term in terms):
-        return None
-    products = [term.array.op for term in terms if term.is_product and term.array.op]
-    return SumOfTerms(tuple(terms), (*ops, *products))
+    return SumOfTerms(tuple(terms), (*ops, *products)) if products else None
 
 
 def _within(term: Term, reduction: Op) -> list[Term] | None:
