@@ -37,17 +37,11 @@ def compute_rows(found: ReadRows, rw: Rewriter) -> Value:
     return rw.reshape(rows, shape, before=selection.op) if rows.shape != shape else rows
 
 
-def _shape(value: Value, part: Part, found: ReadRows) -> tuple[int, ...]:
-    """The shape of a part of an array."""
-    sizes = found.selection.sizes
-    return tuple(sizes.get(part.get(axis, -1), n) for axis, n in enumerate(value.shape))
-
-
 def _sliced(value: Value, part: Part, found: ReadRows, rw: Rewriter) -> Value:
     """A part of an array that is computed as a whole."""
     selection = found.selection
     read = _gathered if selection.op.name == "gather" else _windowed
-    code = partial(read, selection, part, _shape(value, part, found))
+    code = partial(read, selection, part, found.shape(value, part))
     return rw.typed(code, value.aval, value, *selection.indices, before=selection.op)
 
 
@@ -92,5 +86,5 @@ def _computed(
     op: Op, part: Part, operands: Sequence[Value], found: ReadRows, rw: Rewriter
 ) -> Value:
     """A part of what an op computes, from parts of its operands."""
-    shape = {SHAPED[op.name]: _shape(op.result, part, found)} if op.name in SHAPED else {}
+    shape = {SHAPED[op.name]: found.shape(op.result, part)} if op.name in SHAPED else {}
     return on_others(op, operands, rw, before=found.selection.op, params={**op.params, **shape})

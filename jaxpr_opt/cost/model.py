@@ -144,6 +144,12 @@ class CostModel(Prices):
         """Whether moving a part less is worth computing it again."""
         return whole <= self.device.visible * number(part)
 
+    def may_be_copied(self, part: int, array: int, spared: int) -> bool:
+        """Whether a part of an array may be copied where so many bytes are no longer made: it has
+        fewer, or copying it hardly takes time beside reading the array.
+        """
+        return part <= spared or not self.is_visible(part, array)
+
     def is_longer(self, few: int, many: int) -> bool:
         """Whether the second size is several times the first."""
         return self.device.noticed * few < many

@@ -20,8 +20,10 @@ step that reads one row computes all of them. Sound, up to rounding, when
    (`jaxpr_opt.analysis.windows.read_rows`);
 2. all readers of a result need the same rows of it, in the same step.
 
-Cost: rows instead of results. XLA does so for elementwise ops that it fuses with their reader:
-these alone are no reason to touch a program. A product of fewer rows may be rounded otherwise.
+Cost: rows instead of results, and a copy of what is read of a factor, if that is less than what is
+no longer made, or a small part of the factor. XLA does so for elementwise ops that it fuses with
+their reader: these alone are no reason to touch a program. A product of fewer rows may be rounded
+otherwise.
 Source: sampling from a language model without a cache; masked autoregressive flows (Papamakarios et
 al., arXiv:1705.07057).
 """
@@ -69,9 +71,12 @@ class ComputeReadRows(Pass):
             yield SliceOfRows(op, says, found, is_cleanup=not names)
 
     def refuse(self, match: SliceOfRows) -> str | None:
-        array = match.found.selection.array
-        if cost_model().is_most(match.op.result.nbytes, array.nbytes):
+        array, model = match.found.selection.array, cost_model()
+        if model.is_most(match.op.result.nbytes, array.nbytes):
             return f"what is read is most of {array.label}"
+        for factor, copied, spared in match.found.copied():
+            if not model.may_be_copied(copied, factor.nbytes, spared):
+                return f"a part of {factor.label} would be copied"
         return None
 
     def rewrite(self, match: SliceOfRows, rw: Rewriter) -> None:

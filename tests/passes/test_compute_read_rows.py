@@ -363,6 +363,15 @@ def test_most_of_an_array_is_computed_as_a_whole():
     )
 
 
+def test_half_of_the_columns():
+    """A copy of half of the weights takes more memory and time than a vector times all of them."""
+    columns = lambda x, w: lax.slice(x @ w, (0, 0), (x.shape[0], 32))
+    check_refuses(READ, columns, "f32[1,64]", "f32[64,96]", because="a part of w would be copied")
+    alone(READ, columns, "f32[64,64]", "f32[64,96]", fires=True)
+    one = lambda x, w: lax.slice(x @ w, (0, 7), (1, 8))
+    alone(READ, one, "f32[1,64]", "f32[64,32]", fires=True)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "i32", "bf16", "c64"])
 def test_a_sum_of_one_row(dtype):
     """(1) It may be added up in another order."""

@@ -6,7 +6,9 @@ same part; which part of its operands it then needs, `row_axes` says.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.selections import Selection
@@ -39,6 +41,26 @@ class ReadRows:
     """In program order; for each, the part of each operand that it needs."""
     needed: dict[Value, Part]
     """The part of the result of each."""
+
+    def shape(self, value: Value, part: Part) -> tuple[int, ...]:
+        """The shape of a part of an array."""
+        sizes = self.selection.sizes
+        return tuple(sizes.get(part.get(axis, -1), n) for axis, n in enumerate(value.shape))
+
+    def copied(self) -> Iterator[tuple[Value, int, int]]:
+        """The factors of products of which a part is copied, as they are made whole; with how many
+        bytes it has, and how many bytes less the product makes.
+        """
+        for op, parts in self.ops.items():
+            if op.name != "dot_general":
+                continue
+            spared = op.result.nbytes - self._nbytes(op.result, self.needed[op.result])
+            for factor, part in zip(op.operands, parts, strict=True):
+                if part and factor.op not in self.ops:
+                    yield factor, self._nbytes(factor, part), spared
+
+    def _nbytes(self, value: Value, part: Part) -> int:
+        return int(prod(self.shape(value, part)) * value.nbytes // max(value.size, 1))
 
 
 def read_rows(selection: Selection) -> ReadRows | None:
