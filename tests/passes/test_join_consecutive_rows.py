@@ -40,19 +40,18 @@ def test_lags_and_overlapping_sums():
               i:i32[4] = iota
               c2:i32[] = convert_element_type a1
               s:i32[4] = sub c2 i
-              b:i32[4,1] = broadcast_in_dim[dims=(0,)] s
+        -     b:i32[4,1] = broadcast_in_dim[dims=(0,)] s
         -     g:f32[4] = gather[collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1,), mode=promise_in_bounds] xs b
-        +     s2:i32[1,1] = slice[3:, :] b
+        +     s2:i32[1] = slice[3:] s
         +     r:i32[] = reshape s2
         +     d:f32[4] = dynamic_slice xs r
         +     r1:f32[4] = rev[dimensions=(0,)] d
               c3:i32[] = convert_element_type c
               a2:i32[4] = add c3 i
-              b1:i32[4,1] = broadcast_in_dim[dims=(0,)] a2
-        +     s3:i32[1,1] = slice[:1, :] b1
-        +     r2:i32[1] = reshape s3
+        -     b1:i32[4,1] = broadcast_in_dim[dims=(0,)] a2
+        +     s3:i32[1] = slice[:1] a2
         -     s1:f32[8] = scatter-add[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=fill_or_drop] c1 b1 g
-        +     s1:f32[8] = scatter-add[update_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] c1 r2 r1
+        +     s1:f32[8] = scatter-add[update_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] c1 s3 r1
               yield carry(a, s1)
             }
             return c1
