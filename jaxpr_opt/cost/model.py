@@ -252,11 +252,14 @@ class CostModel(Prices):
         """Whether the products of a batch, added up, take longer than one product that adds them
         up, after so many masks have chosen rows of the factors.
         """
-        start = self.started(2 + 2 * masks) + self.device.library + self.device.product
-        chosen = sum(masks * self.elementwise(factor) for factor in products.operands)
         (summed, _), _ = numbers_of(products)
-        outer = 0.0 if summed else self.repeated([products])  # else multiplied either way
-        return self.elementwise(products.result, 2 + masks) > start + chosen + outer
+        made = self.elementwise(products.result, 2 + masks)
+        start = self.started(2 + 2 * masks) + self.device.library + self.device.product
+        factors = sum(self.moved(factor.nbytes) for factor in products.operands)
+        if not summed:  # else the library multiplies either way, and reads the factors
+            start += self.repeated([products])
+            masks = max(masks, 1)
+        return made > start + masks * factors
 
     def is_less_than_one_more(self, array: Value, region: Region) -> bool:
         """Whether moving an array takes less time than one more op of a region in a loop: then all

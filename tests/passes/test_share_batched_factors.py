@@ -323,6 +323,13 @@ def test_experts():
     assert_close(ours(*given), grad(*given))
 
 
+@pytest.mark.parametrize(("wide", "deep"), [(1, 1), (2, 3), (16, 1)])
+def test_narrow_products_stay(wide, deep):
+    """Choosing rows of the factors takes as long as multiplying them."""
+    program = SUMS["where a mask is true"]
+    alone(SHARE, program, "bool[4096]", f"f32[4096,{wide}]", f"f32[4096,{deep}]", fires=False)
+
+
 @pytest.mark.parametrize("order", ["optimize(grad)", "grad(optimize)"])
 def test_a_network_under_a_condition(order):
     """A ragged batch of a recurrent network: no array of all rows and all weights is left."""
