@@ -221,6 +221,9 @@ def twice(z):
 
 REFUSED = {
     "a mask of elements": lambda p, x, y: summed(jnp.where(y[:, None] > 0, outer(x, y), 0)),
+    "rows between ones": lambda p, x, y: summed(
+        lax.pad(outer(x, y), np.ones((), x.dtype), [(0, 0, 0), (1, 0, 0), (0, 0, 0)])
+    ),
     "a sum of rows": lambda p, x, y: summed(outer(x, y), 1),
     "a product that is read elsewhere": lambda p, x, y: twice(outer(x, y)),
     "a matrix for each row": lambda p, x, y: jax.vmap(jnp.dot)(x, where(p, outer(x, y), 1)),
