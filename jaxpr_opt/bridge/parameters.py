@@ -286,18 +286,12 @@ def of_one_row(op: Equation, axis: int | None, to: int) -> dict[str, Any]:
 
     No axis: the op reads all of its first operand for each row.
     """
-    name = _SIZES.get(op.name)
-    if name is None:
-        return dict(op.params)
-    sizes = list(_read(op, name))
     at = to if op.name in _OF_RESULT else axis
-    if at is not None:
-        sizes[at] = 1
-    return {**op.params, name: tuple(sizes)}
+    return of_single_rows(op, () if at is None else (at,))
 
 
 def of_single_rows(op: Equation, axes: Sequence[int]) -> dict[str, Any]:
-    """The parameters of a move, if its result has one row along each of some axes."""
+    """The parameters of an op, if what its sizes are those of has one row along some axes."""
     name = _SIZES.get(op.name)
     if name is None:
         return dict(op.params)

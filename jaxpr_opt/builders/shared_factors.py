@@ -21,13 +21,13 @@ from jaxpr_opt.bridge.parameters import (
     swapped,
 )
 from jaxpr_opt.builders.same_op import bound
+from jaxpr_opt.builders.shared_tables import renumbered
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def one_row(array: Value, axes: Sequence[int], rw: Rewriter, *, before: Op) -> Value:
-    """What an array is that is the same along some axes, without these axes."""
-    kept = [axis for axis in range(len(array.shape)) if axis not in axes]
+def one_row(array: Value, kept: Sequence[int], rw: Rewriter, *, before: Op) -> Value:
+    """What an array is that is the same along all axes but some, along these axes."""
     while (op := array.op) is not None and op.name == "broadcast_in_dim":
         (source,), to = op.operands, list(broadcast_dimensions_of(op))
         if not all(a in to and source.shape[to.index(a)] == array.shape[a] for a in kept):
@@ -51,13 +51,15 @@ def product_of_shared(product: Op, position: int, number: int, rw: Rewriter) -> 
     axes = [int(of_factor[number]) for of_factor in batch]
     left = [[place for at, place in enumerate(of_factor) if at != number] for of_factor in batch]
     numbers = tuple(
-        tuple(tuple(_without([axis], of)) for axis, of in zip(axes, pair, strict=True))
+        tuple(renumbered([axis], of) for axis, of in zip(axes, pair, strict=True))
         for pair in (contracted, left)
     )
     params = along_other_axes(product, numbers)
     ins = [None if at == position else axis for at, axis in enumerate(axes)]
     operands = list(product.operands)
-    operands[position] = one_row(operands[position], [axes[position]], rw, before=product)
+    factor = operands[position]
+    kept = [axis for axis in range(len(factor.shape)) if axis != axes[position]]
+    operands[position] = one_row(factor, kept, rw, before=product)
     if position == 0 and len(operands[1].shape) == len(contracted[1]) + len(batch[1]):
         # Vectors times a matrix come out batch by batch, a matrix times vectors does not.
         params, ins, operands = swapped(params), ins[::-1], operands[::-1]
@@ -70,10 +72,7 @@ def sum_of_products(found: SumOfTerms, rw: Rewriter) -> Value:
     reduction, total = found.ops[0], None
     for term in found.terms:
         make = _product if term.product else _sum
-        masks = [
-            one_row(m.predicate, _others(m.predicate, m.kept), rw, before=reduction)
-            for m in term.masks
-        ]
+        masks = [one_row(m.predicate, m.kept, rw, before=reduction) for m in term.masks]
         operands = term.product.operands if term.product else (term.array,)
 
         def code(*given: jax.Array, term: Term = term, make: Any = make) -> jax.Array:
@@ -142,12 +141,3 @@ def _chosen(
         is_true = predicate.dtype != bool or mask.case == 1
         array = lax.select(where, array, zero) if is_true else lax.select(where, zero, array)
     return array
-
-
-def _others(array: Value, axes: Sequence[int]) -> list[int]:
-    return [axis for axis in range(len(array.shape)) if axis not in axes]
-
-
-def _without(gone: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """Axes of an array that has lost some."""
-    return [axis - sum(each < axis for each in gone) for axis in axes]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -91,6 +92,11 @@ def _clamped(op: Op, index: jax.Array) -> jax.Array:
     return jnp.clip(index, 0, np.asarray(last, index.dtype))
 
 
+def renumbered(gone: Sequence[int], kept: Sequence[int]) -> tuple[int, ...]:
+    """Axes of an array that is to lose some others, as they are numbered then."""
+    return tuple(axis - sum(each < axis for each in gone) for axis in kept)
+
+
 def without(sizes: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
     """Sizes, but for those of some axes."""
     return tuple(n for axis, n in enumerate(sizes) if axis not in axes)
@@ -100,10 +106,7 @@ def _unbatched(
     numbers: lax.GatherDimensionNumbers, axes: Sequence[int]
 ) -> lax.GatherDimensionNumbers:
     """Where windows are in an array without some of its batch axes."""
-
-    def moved(kept: Sequence[int]) -> tuple[int, ...]:
-        return tuple(axis - sum(gone < axis for gone in axes) for axis in kept)
-
+    moved = partial(renumbered, axes)
     pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     left = [(axis, place) for axis, place in pairs if axis not in axes]
     return lax.GatherDimensionNumbers(

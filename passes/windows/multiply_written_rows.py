@@ -38,7 +38,7 @@ from jaxpr_opt.analysis.values.linearity import is_product_of_cotangent
 from jaxpr_opt.builders.written_factors import product_of_window
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan
+from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
 
@@ -81,9 +81,7 @@ class MultiplyWrittenRows(Pass):
         factor, other = match.write.result, match.op.operands[1 - match.position]
         if not cost_model().is_sparse(match.write.operands[1].nbytes, factor.nbytes):
             return f"what is written is most of {factor.label}"
-        loop = loop_of(match.op)
-        is_symbolic = isinstance(loop, Scan) and is_product_of_cotangent(factor, other, loop)
-        if not is_symbolic:  # (3)
+        if not is_product_of_cotangent(factor, other, loop_of(match.op)):  # (3)
             return f"{other.label} may be infinite, and zero times it is no zero"
         return None
 

@@ -24,8 +24,8 @@ gradient of them for each. Sound, up to rounding, when
    bits, but not vectors;
 4. numbers have the range of float32: a product of float16 may overflow where its sum does not.
 
-Cost: a matrix product instead of one for each row, and no copies. It fires where reading the copies
-takes longer than starting an op.
+Cost: a matrix product instead of one for each row, and no copies. It fires where reading these
+takes longer than starting such a product.
 Source: https://github.com/jax-ml/jax/issues/8409. `jax.vmap` of a product by one matrix gives this.
 """
 

@@ -69,11 +69,11 @@ def is_cotangent(value: Value, scan: Scan) -> bool:
     return isinstance(around, Scan) and _of_cotangents(around)[value] is LINEAR
 
 
-def is_product_of_cotangent(value: Value, other: Value, scan: Scan) -> bool:
+def is_product_of_cotangent(value: Value, other: Value, loop: Op | None) -> bool:
     """Whether a product is one of a cotangent with what is none, in a loop of cotangents."""
-    if not carries_cotangents(scan) or value is other:
+    if not isinstance(loop, Scan) or not carries_cotangents(loop) or value is other:
         return False
-    return is_cotangent(value, scan) and not is_cotangent(other, scan)
+    return is_cotangent(value, loop) and not is_cotangent(other, loop)
 
 
 @remembered

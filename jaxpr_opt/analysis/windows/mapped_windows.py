@@ -37,7 +37,7 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.bridge.slicing import write_window
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import Op, Scan, Value
+from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import SUMS
 
 
@@ -120,9 +120,7 @@ def scaled_before(op: Op) -> Plainer | None:
     if write is None:
         return None
     # Condition 3 of map-before-writing.
-    if other is not None and not (
-        isinstance(loop := loop_of(op), Scan) and is_product_of_cotangent(write.result, other, loop)
-    ):
+    if other is not None and not is_product_of_cotangent(write.result, other, loop_of(op)):
         return None
     # Condition 4 of map-before-writing.
     if op.name != "neg" and _may_meet(write):

@@ -12,7 +12,6 @@ from math import prod
 
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.selections import Selection
-from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.ir.dataflow import Makers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value
@@ -23,9 +22,6 @@ SHAPED = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
 _BY_ROW = frozenset({"concatenate", "dot_general", "rev", "sort", "squeeze", "transpose"})
 _ALIKE = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _BY_ROW
 """Ops whose parameters are the same where they compute fewer rows."""
-_SUMMING = frozenset(
-    {"cumlogsumexp", "cumprod", "cumsum", "dot_general", "reduce_prod", "reduce_sum"}
-)
 
 Part = dict[int, int]
 """Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
@@ -91,11 +87,6 @@ def read_rows(selection: Selection) -> ReadRows | None:
             pending.add(value)
     of_results = {op.result: needed[op.result] for op in found}
     return ReadRows(selection, dict(reversed(found.items())), of_results) if found else None
-
-
-def may_round(op: Op) -> bool:
-    """Whether an op may add the numbers of a row in another order where there are fewer rows."""
-    return op.name in _SUMMING and dtypes.is_inexact(op.result.dtype)
 
 
 def _parts(op: Op, part: Part, selection: Selection) -> tuple[Part, ...] | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.windows.read_rows import may_round
 from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.traits import ELEMENTWISE, REDUCING, RESHAPING, can_move, is_arithmetic
+
+_SUMMING = frozenset({"reduce_prod", "reduce_sum"})
+"""Reductions that may combine the numbers of a row in another order where there are fewer rows."""
 
 _READING = frozenset({"gather", "slice"})
 
@@ -84,7 +87,7 @@ def _is_by_row(op: Op) -> bool:
         return False
     # Condition 2 of map-stacked-rows.
     if op.name in REDUCING:
-        return not may_round(op)
+        return op.name not in _SUMMING or not dtypes.is_inexact(op.result.dtype)
     return op.name in _READING or is_arithmetic(op)
 
 

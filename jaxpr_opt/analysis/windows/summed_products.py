@@ -124,10 +124,9 @@ def _chosen(term: Term, select: Op) -> list[Term] | None:
     if is_resharded(select):
         return None
     kept = tuple(axis for axis in range(len(predicate.shape)) if not is_repeated(predicate, axis))
-    found = enumerate(cases)
     return [
         replace(term, array=case, masks=(*term.masks, Mask(predicate, number, kept, kept)))
-        for number, case in found
+        for number, case in enumerate(cases)
         if uniform(case) != 0
     ]
 
