@@ -135,9 +135,16 @@ def _chosen(
     """Rows of an array for which all predicates are the case of their mask, and zeros."""
     for mask, predicate, along in zip(masks, predicates, axes, strict=True):
         order = sorted(range(len(along)), key=along.__getitem__)
-        chosen = predicate == mask.case if predicate.dtype != bool else predicate
+        chosen = predicate if predicate.dtype == bool else _is_case(mask, predicate)
         where = lax.broadcast_in_dim(lax.transpose(chosen, order), array.shape, sorted(along))
         zero = jnp.zeros_like(array)
         is_true = predicate.dtype != bool or mask.case == 1
         array = lax.select(where, array, zero) if is_true else lax.select(where, zero, array)
     return array
+
+
+def _is_case(mask: Mask, number: jax.Array) -> jax.Array:
+    """Where a number chooses the case of a mask: one that is out of range, the case next to it."""
+    if mask.case == 0:
+        return number <= 0
+    return number >= mask.case if mask.case == mask.cases - 1 else number == mask.case

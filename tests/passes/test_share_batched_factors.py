@@ -186,6 +186,14 @@ SUMS = {
             outer(y, x).mT,
         )
     ),
+    "of cases out of range": lambda p, x, y: summed(
+        lax.select_n(
+            jnp.broadcast_to(jnp.array([4, 1, -2])[:, None, None], (3, DEEP, WIDE)),
+            outer(x, y),
+            jnp.zeros((3, DEEP, WIDE), x.dtype),
+            outer(y, x).mT,
+        )
+    ),
     "over one of two batches": lambda p, x, y: summed(pairs(x, y).transpose(3, 1, 0, 2), 1),
     "under a mask of both batches": lambda p, x, y: summed(where(jnp.stack([p, ~p]), pairs(x, y))),
     "under a mask of the other batch": lambda p, x, y: summed(
@@ -224,6 +232,7 @@ REFUSED = {
     "rows between ones": lambda p, x, y: summed(
         lax.pad(outer(x, y), np.ones((), x.dtype), [(0, 0, 0), (1, 0, 0), (0, 0, 0)])
     ),
+    "a product and a number": lambda p, x, y: summed(outer(x, y) + 2),
     "a sum of rows": lambda p, x, y: summed(outer(x, y), 1),
     "a product that is read elsewhere": lambda p, x, y: twice(outer(x, y)),
     "a matrix for each row": lambda p, x, y: jax.vmap(jnp.dot)(x, where(p, outer(x, y), 1)),

@@ -25,6 +25,8 @@ class Mask:
 
     predicate: Value
     case: int
+    cases: int
+    """How many there are: JAX takes the first or last one for a number out of range."""
     kept: tuple[int, ...]
     """Axes along which the predicate is not the same everywhere."""
     axes: tuple[int, ...]
@@ -93,6 +95,8 @@ def _within(term: Term, reduction: Op) -> list[Term] | None:
     if op is None or op.region is not reduction.region or len(array.uses) > 1:
         return None
     if op.name in SUMS:
+        if any(v.shape != array.shape for v in op.operands):  # a number, which has no rows
+            return None
         return [replace(term, array=v) for v in op.operands]
     if op.name == "select_n":
         return _chosen(term, op)
@@ -125,7 +129,9 @@ def _chosen(term: Term, select: Op) -> list[Term] | None:
         return None
     kept = tuple(axis for axis in range(len(predicate.shape)) if not is_repeated(predicate, axis))
     return [
-        replace(term, array=case, masks=(*term.masks, Mask(predicate, number, kept, kept)))
+        replace(
+            term, array=case, masks=(*term.masks, Mask(predicate, number, len(cases), kept, kept))
+        )
         for number, case in enumerate(cases)
         if uniform(case) != 0
     ]
