@@ -55,7 +55,19 @@ class Eager(Sparse, Replaying):
     def is_less_moved(self, ops, nbytes, than_ops, than_nbytes):
         return nbytes < than_nbytes
 
+    def is_less_as_one_product(self, products, masks):
+        return True
+
+    def is_less_without_copies(self, copies):
+        return copies > 0
+
     def is_picked(self, product, looked, steps):
+        return True
+
+    def may_be_copied(self, part, array, spared):
+        return True
+
+    def is_worth_handing_on(self, values, again):
         return True
 
     def is_worth_ranges(self, scan, arrays):

@@ -8,7 +8,7 @@ program (`jaxpr_opt.cost.lowering`) and the figures of the device (`jaxpr_opt.co
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from math import ceil, gcd, inf
@@ -481,6 +481,13 @@ class CostModel(Prices):
         to the next step.
         """
         return times * self.repeated(ops) > self.moved(value.nbytes)
+
+    def is_worth_handing_on(self, values: Collection[Value], again: float) -> bool:
+        """Whether carrying values from step to step takes less time than to make them again, which
+        takes so many seconds a step.
+        """
+        carried = self.doubtful(self.moved(sum(v.nbytes for v in values)))
+        return again > self.started(1 + len(values)) + carried
 
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""

@@ -125,10 +125,7 @@ class RotateLoops(Pass):
             return "no step comes before another"
         if isinstance(loop, While) and not are_pure(loop.predicate.walk()):
             return "the predicate has effects"  # (2)
-        model = cost_model()
-        carried = model.moved(sum(v.nbytes for v in match.read))
-        asked = model.started(1 + len(match.read)) + model.doubtful(carried)
-        if seconds_saved(match.ops) <= asked:
+        if not cost_model().is_worth_handing_on(match.read, seconds_saved(match.ops)):
             return "carrying it takes as long as computing it again"
         return None
 

@@ -183,6 +183,8 @@ class Epoch:
         if is_plain and self.rng.random() < 0.003:
             outcome.difference = outcome.difference or self._compiled(seed, plan, arguments)
         self.counts["rewritten"] += bool(outcome.fired)
+        aimed = seed.aimed_at
+        self.counts["by the pass aimed at"] += aimed is not None and aimed.name in outcome.fired
         self.counts["not run"] += not outcome.is_valid
         self.counts["unconfirmed"] += outcome.unconfirmed
         new = {*outcome.fired, *outcome.reasons} - self.known
