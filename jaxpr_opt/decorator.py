@@ -53,7 +53,7 @@ _kinds: set[type] = set()
 def optimize(
     fun: Callable[P, R],
     *,
-    passes: Sequence[str | Pass] | None = None,
+    passes: Sequence[str | Pass[Any]] | None = None,
     skip: Sequence[str] = (),
     donate: Donate = None,
     memory: str | float | None = None,
@@ -64,7 +64,7 @@ def optimize(
 def optimize(
     fun: None = None,
     *,
-    passes: Sequence[str | Pass] | None = None,
+    passes: Sequence[str | Pass[Any]] | None = None,
     skip: Sequence[str] = (),
     donate: Donate = None,
     memory: str | float | None = None,
@@ -75,7 +75,7 @@ def optimize(
 def optimize(
     fun: Callable[..., Any] | None = None,
     *,
-    passes: Sequence[str | Pass] | None = None,
+    passes: Sequence[str | Pass[Any]] | None = None,
     skip: Sequence[str] = (),
     donate: Donate = None,
     memory: str | float | None = None,

@@ -44,7 +44,7 @@ _LOOPS = 512
 @contextlib.contextmanager
 def everywhere(
     *,
-    passes: Sequence[str | Pass] | None = None,
+    passes: Sequence[str | Pass[Any]] | None = None,
     skip: Sequence[str] = (),
     reassociate: bool = False,
 ) -> Iterator[None]:

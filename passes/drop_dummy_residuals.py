@@ -81,7 +81,7 @@ class ReadInBranch(Match):
 
 
 @dataclass(frozen=True)
-class DropDummyResiduals(Pass):
+class DropDummyResiduals(Pass[Dummy | ReadInBranch]):
     """Replace a branch result that is real in one branch only by the real value."""
 
     name: ClassVar[str] = "drop-dummy-residuals"
@@ -89,7 +89,7 @@ class DropDummyResiduals(Pass):
     primitives: ClassVar[frozenset[str]] = frozenset({"cond", "select_n"})
     needs: ClassVar[frozenset[str]] = frozenset({"cond", "empty2", UNDEFINED})
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Op) -> Iterator[Dummy | ReadInBranch]:
         if isinstance(op, Cond):
             for outcome in op.outcomes:
                 if outcome.result.uses:
@@ -100,7 +100,7 @@ class DropDummyResiduals(Pass):
         elif any(map(is_undefined, op.operands[1:])) and op.result.uses:
             yield from _dummy(op, op.result, op.operands[1:])
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: Dummy | ReadInBranch) -> str | None:
         if not isinstance(match, Dummy) or match.value is None:
             return None
         name, costly = match.value.label, not_repeatable(match.value, match.op)
@@ -118,7 +118,7 @@ class DropDummyResiduals(Pass):
             return f"{name} needs {most.name}, which costs more to compute again than to keep"
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: Dummy | ReadInBranch, rw: Rewriter) -> None:
         match match:
             case Dummy(result=result, value=None):
                 rw.replace(result, rw.undefined(result.aval, before=match.op))

@@ -58,7 +58,7 @@ class Unmarked(Match):
 
 
 @dataclass(frozen=True)
-class MarkDonatedBuffers(Pass):
+class MarkDonatedBuffers(Pass[Marked | Unmarked]):
     """Mark the arguments that a caller gives up and a result can take the place of."""
 
     name: ClassVar[str] = "mark-donated-buffers"
@@ -83,5 +83,6 @@ class MarkDonatedBuffers(Pass):
     def refuse(self, match: Marked | Unmarked) -> str | None:
         return match.reason if isinstance(match, Unmarked) else None
 
-    def rewrite(self, match: Marked, rw: Rewriter) -> None:
+    def rewrite(self, match: Marked | Unmarked, rw: Rewriter) -> None:
+        assert isinstance(match, Marked)
         rw.mark_donated(match.found)

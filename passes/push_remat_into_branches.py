@@ -52,19 +52,19 @@ from jaxpr_opt.ir.traits import can_move, is_cheap, may_depend_on
 class RematOfCond(Match):
     """A remat around a cond."""
 
+    op: Remat
     remat: Remat
     cond: Cond
 
 
 @dataclass(frozen=True)
-class PushRematIntoBranches(Pass):
+class PushRematIntoBranches(Pass[RematOfCond]):
     """Turn a remat of a cond into a cond of remats."""
 
     name: ClassVar[str] = "push-remat-into-branches"
     anchors: ClassVar[tuple[type[Op], ...]] = (Remat,)
 
-    def find(self, op: Op) -> Iterator[RematOfCond]:
-        assert isinstance(op, Remat)
+    def find(self, op: Remat) -> Iterator[RematOfCond]:
         conds = [each for each in op.body.ops if isinstance(each, Cond)]
         if len(conds) == 1:  # (1)
             yield RematOfCond(op, "only the branch taken is recomputed", op, conds[0])

@@ -74,17 +74,17 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Sliding(Match):
     """A carry of a scan of which windows are written; or why that is not all."""
 
+    op: Scan
     carry: Carry
     buffer: Buffer | str
 
     @property
     def scan(self) -> Scan:
-        assert isinstance(self.op, Scan)
         return self.op
 
 
 @dataclass(frozen=True)
-class StackCarriedUpdates(Pass):
+class StackCarriedUpdates(Pass[Sliding]):
     """A buffer that is carried, read and written at affine indices -> streams and stacks."""
 
     name: ClassVar[str] = "stack-carried-updates"
@@ -104,8 +104,7 @@ class StackCarriedUpdates(Pass):
     even_in_place: bool = False
     """Also where XLA does as well."""
 
-    def find(self, op: Op) -> Iterator[Sliding]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Sliding]:
         for carry in op.carries:
             writes = [user for user in carry.param.users if _writes(user, carry.param)]
             if writes:

@@ -42,14 +42,14 @@ class Block(NamedTuple):
     verbatim: bool = False
 
 
-def source(each: Pass) -> str:
+def source(each: Pass[Any]) -> str:
     """The docstring of the pass's file; of its class where the file is about something else."""
     module = sys.modules[type(each).__module__]
     about_it = module.__name__.rpartition(".")[2] == each.name.replace("-", "_")
     return inspect.getdoc(module if about_it else type(each)) or ""
 
 
-def sentence(each: Pass) -> str:
+def sentence(each: Pass[Any]) -> str:
     """What the pass does: the first paragraph."""
     return " ".join(source(each).partition("\n\n")[0].split())
 
@@ -62,11 +62,11 @@ class Room(NamedTuple):
     laws: dict[str, str]
 
 
-def rooms(passes: Iterable[Pass]) -> list[tuple[Room, list[Pass]]]:
+def rooms(passes: Iterable[Pass[Any]]) -> list[tuple[Room, list[Pass[Any]]]]:
     """The passes by folder, the library's own folder first; what a folder is about is said in the
     docstring of its package.
     """
-    by_package: dict[str, list[Pass]] = {}
+    by_package: dict[str, list[Pass[Any]]] = {}
     for each in passes:
         by_package.setdefault(type(each).__module__.rpartition(".")[0], []).append(each)
     ordered = sorted(by_package, key=lambda name: (name.count("."), name))
@@ -79,7 +79,7 @@ def _room(package: str) -> Room:
     return Room(package.removeprefix("jaxpr_opt.").replace(".", "/"), about, dict(LAW.findall(doc)))
 
 
-def to_dict(each: Pass) -> dict[str, Any]:
+def to_dict(each: Pass[Any]) -> dict[str, Any]:
     """The pass for machines."""
     return {
         "pass": each.name,
@@ -90,7 +90,7 @@ def to_dict(each: Pass) -> dict[str, Any]:
     }
 
 
-def contents(passes: Iterable[Pass]) -> RenderableType:
+def contents(passes: Iterable[Pass[Any]]) -> RenderableType:
     """One entry a pass: name, phase and what it does; folder by folder."""
     shown: list[RenderableType] = [Text("When a pass runs", "bold")]
     shown += [Padding(_inline(f"{phase}: {when}."), (0, 0, 0, 2)) for phase, when in WHEN.items()]
@@ -104,7 +104,7 @@ def contents(passes: Iterable[Pass]) -> RenderableType:
     return Group(*shown)
 
 
-def page(each: Pass) -> RenderableType:
+def page(each: Pass[Any]) -> RenderableType:
     """Everything about one pass."""
     shown: list[RenderableType] = [Text(each.name, "bold")]
     shown.append(Text(f"Runs {WHEN[each.phase]}.", "dim"))

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxpr_opt.cli.documentation import WHEN, Block, blocks, rooms, sentence, source
 from jaxpr_opt.engine import registry
@@ -84,7 +85,7 @@ def _passes() -> Iterator[str]:
         yield from _pass(each)
 
 
-def _order(passes: Sequence[Pass]) -> Iterator[str]:
+def _order(passes: Sequence[Pass[Any]]) -> Iterator[str]:
     yield from ("", "## The order", "")
     yield (
         "Each stage of the pipeline runs to a fixpoint. Within a stage only these passes depend on"
@@ -96,7 +97,7 @@ def _order(passes: Sequence[Pass]) -> Iterator[str]:
             yield f"| [{each.name}](#{each.name}) | [{first}](#{first}) | {_cell(why)} |"
 
 
-def _pass(each: Pass) -> Iterator[str]:
+def _pass(each: Pass[Any]) -> Iterator[str]:
     tidies = "; a clean-up pass" if each.cleanup else ""
     yield from ("", f"## {each.name}", "", f"*Runs {WHEN[each.phase]}{tidies}.*", "")
     yield from _prose(source(each))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, get_args
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, get_args
 
 from jaxpr_opt.bridge import compat
 from jaxpr_opt.insight.journal import Waste
@@ -25,7 +25,8 @@ class Match:
     """A place where a pass might apply: the op it is anchored at, and what would happen, in
     words.
 
-    The other fields serve reports.
+    The other fields serve reports.  A subclass has what its pass knows of the place, and may narrow
+    the class of the op: ``op: Scan``.
     """
 
     op: Op
@@ -45,6 +46,10 @@ class Match:
     """For straight-line code: the ways to trade seconds for memory there, the fastest first."""
 
 
+M = TypeVar("M", bound=Match)
+"""The class of the matches of a pass, which may add fields to `Match`."""
+
+
 class After(NamedTuple):
     """That a pass is tried after another, and why."""
 
@@ -52,8 +57,9 @@ class After(NamedTuple):
     why: str
 
 
-class Pass:
-    """Base class of passes; subclasses are frozen dataclasses, their options are fields.
+class Pass(Generic[M]):
+    """Base class of passes, with the class of their matches: ``class Mine(Pass[MyMatch])``.
+    Subclasses are frozen dataclasses, their options are fields.
 
     Contract: a verified graph in, a verified graph out, computing the same values bit for bit when
     evaluated equation by equation (up to the sign of zero); up to rounding if it reorders sums.
@@ -114,18 +120,18 @@ class Pass:
             return False
         return asked and (self.needs is None or not self.needs.isdisjoint(names))
 
-    def find(self, op: Op) -> Iterator[Any]:
-        """Matches anchored at `op`."""
+    def find(self, op: Any) -> Iterator[M]:
+        """Matches anchored at `op`, which is of one of the classes in `anchors`."""
         raise NotImplementedError
 
-    def refuse(self, match: Any) -> str | None:  # noqa: ARG002
+    def refuse(self, match: M) -> str | None:  # noqa: ARG002
         """Why the match must stay as it is, naming the value at fault; None if it may be rewritten.
 
         By default every match may be.
         """
         return None
 
-    def rewrite(self, match: Any, rw: Rewriter) -> None:
+    def rewrite(self, match: M, rw: Rewriter) -> None:
         """Apply the match, which `refuse` has just let pass."""
         raise NotImplementedError
 

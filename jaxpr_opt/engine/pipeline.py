@@ -56,8 +56,8 @@ class Result:
 class Pipeline:
     """Stages of passes; hashable, so that it may be part of a program's identity."""
 
-    stages: tuple[tuple[Pass, ...], ...]
-    trades: tuple[Pass, ...] = ()
+    stages: tuple[tuple[Pass[Any], ...], ...]
+    trades: tuple[Pass[Any], ...] = ()
     """The stage that trades seconds for memory (see `jaxpr_opt.memory.planner`), before the first
     stage of passes of the final phase only."""
     memory: Budget | None = None
@@ -75,13 +75,13 @@ class Pipeline:
         return hash((self.stages, self.trades, self.memory))
 
     @functools.cached_property
-    def passes(self) -> tuple[Pass, ...]:
+    def passes(self) -> tuple[Pass[Any], ...]:
         """Every pass once, in order of first run."""
         stages = (*self._early, self.trades, *self.stages[len(self._early) :])
         return tuple(dict.fromkeys(each for stage in stages for each in stage))
 
     @functools.cached_property
-    def _early(self) -> tuple[tuple[Pass, ...], ...]:
+    def _early(self) -> tuple[tuple[Pass[Any], ...], ...]:
         """The stages before the first of passes of the final phase only, cleanup apart."""
         late = [_is_late(stage) for stage in self.stages]
         return self.stages[: late.index(True)] if True in late else self.stages
@@ -352,7 +352,7 @@ class Pipeline:
         return any(census.anchors(each) for each in self._later)
 
     @functools.cached_property
-    def _later(self) -> tuple[Pass, ...]:
+    def _later(self) -> tuple[Pass[Any], ...]:
         """The passes of later phases than the first that do more than tidy up."""
         return tuple(p for p in self.passes if p.phase != "differentiable" and not p.cleanup)
 
@@ -383,13 +383,13 @@ def _finish(journal: Journal, started: float) -> None:
     publish(journal)
 
 
-def _is_late(stage: Sequence[Pass]) -> bool:
+def _is_late(stage: Sequence[Pass[Any]]) -> bool:
     """Whether the passes of a stage that do more than tidy up are all of the final phase."""
     phases = {each.phase for each in stage if not each.cleanup}
     return phases == {"final"}
 
 
-def _is_idle(each: Pass, state: State | None) -> bool:
+def _is_idle(each: Pass[Any], state: State | None) -> bool:
     """Whether a pass has nothing to do on a program in this state."""
     return each.phase == "differentiable" and (
         state == "cleaned" or (state is not None and not each.cleanup)

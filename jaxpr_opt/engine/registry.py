@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from jaxpr_opt import settings
 from jaxpr_opt.bridge.interpreter_stack import uncollected
@@ -28,11 +29,11 @@ LIBRARY = "jaxpr_opt.passes"
 
 
 @functools.cache
-def available() -> dict[str, Pass]:
+def available() -> dict[str, Pass[Any]]:
     """Every pass by its kebab-case name, the library's first.  Two passes of one name are an
     error.
     """
-    found: dict[str, Pass] = {each.name: each for each in library_passes()}
+    found: dict[str, Pass[Any]] = {each.name: each for each in library_passes()}
     for entry in entry_points(group=LIBRARY):
         each = entry.load()()
         if each.name in found:
@@ -59,17 +60,17 @@ def _may_reassociate() -> bool:
     return settings.is_on(os.environ.get(settings.REASSOCIATE, ""))
 
 
-def library_passes() -> tuple[Pass, ...]:
+def library_passes() -> tuple[Pass[Any], ...]:
     """Every pass of the library: those of its pipeline, those that change the order of sums, and
     those for arguments that callers donate.
     """
-    donation: tuple[Pass, ...] = importlib.import_module(LIBRARY).DONATION
+    donation: tuple[Pass[Any], ...] = importlib.import_module(LIBRARY).DONATION
     return (*_library(reassociate=True).passes, *donation)
 
 
 @functools.cache
 def _resolved(
-    passes: tuple[str | Pass, ...] | None,
+    passes: tuple[str | Pass[Any], ...] | None,
     skip: tuple[str, ...],
     memory: Budget | None,
     reassociate: bool,
@@ -85,7 +86,7 @@ def _resolved(
 
 
 def resolve(
-    passes: Sequence[str | Pass] | None = None,
+    passes: Sequence[str | Pass[Any]] | None = None,
     skip: Sequence[str] = (),
     memory: str | float | None = None,
     *,
@@ -133,7 +134,7 @@ def _is_sequence_of_passes(given: object) -> bool:
     )
 
 
-def _check_copy(given: Pass) -> None:
+def _check_copy(given: Pass[Any]) -> None:
     """Raise `TypeError` for a pass of the library that was imported a second time, by its file."""
     ours = available().get(given.name)
     if ours is None or type(ours) is type(given):
@@ -152,7 +153,7 @@ def _origin(kind: type) -> tuple[str, Path | None]:
     return kind.__module__, file and Path(file).resolve()
 
 
-def named(name: str) -> Pass:
+def named(name: str) -> Pass[Any]:
     """The pass with this name."""
     found = available().get(name.replace("_", "-"))
     if found is None:

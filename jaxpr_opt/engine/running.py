@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
@@ -34,7 +35,7 @@ class Run:
         """For passes that found nothing to do: in which version of the graph."""
         self.snapshots: list[tuple[str, ClosedJaxpr]] = []
 
-    def stage(self, stage: Sequence[Pass]) -> None:
+    def stage(self, stage: Sequence[Pass[Any]]) -> None:
         """Run passes to a fixpoint; raises `PassError`.
 
         If there is no fixpoint, the graph is sound all the same: an error in strict mode only.
@@ -57,7 +58,7 @@ class Run:
         self.snapshots += made.snapshots
         self.version, self.census = self.version + 1, Census(self.graph)
 
-    def _fires(self, each: Pass) -> bool:
+    def _fires(self, each: Pass[Any]) -> bool:
         """Whether a pass changes the graph, if it has not seen it yet."""
         if self.idle_since.get(id(each)) == self.version:
             return False
@@ -75,7 +76,7 @@ class Run:
 class Trading:
     """The stage that trades seconds for memory, on copies of a graph."""
 
-    passes: tuple[Pass, ...]
+    passes: tuple[Pass[Any], ...]
 
     def find(self, graph: Graph, *, is_straight: bool = False) -> list[Match]:
         """What its passes would do on a graph as it is, or only in straight-line code; raises
@@ -114,7 +115,7 @@ class Census:
             if type(op) is not Op:
                 self.structured.setdefault(op.name, []).append((place, op))
 
-    def anchors(self, each: Pass) -> list[Op]:
+    def anchors(self, each: Pass[Any]) -> list[Op]:
         """The ops that a pass is asked about."""
         if each.needs is not None and each.needs.isdisjoint(self.named):
             return []
@@ -125,7 +126,11 @@ class Census:
 
 
 def run_pass(
-    each: Pass, graph: Graph, journal: Journal, debug: bool = False, census: Census | None = None
+    each: Pass[Any],
+    graph: Graph,
+    journal: Journal,
+    debug: bool = False,
+    census: Census | None = None,
 ) -> bool:
     """Run one pass over every op of a graph until it finds nothing more; return whether it changed
     anything. `census` is the graph's, if it is known.
@@ -156,7 +161,7 @@ def run_pass(
 
 
 @contextlib.contextmanager
-def _named(each: Pass, journal: Journal) -> Iterator[None]:
+def _named(each: Pass[Any], journal: Journal) -> Iterator[None]:
     """Name the pass that fails inside, and those that ran before it."""
     try:
         yield
@@ -166,7 +171,7 @@ def _named(each: Pass, journal: Journal) -> Iterator[None]:
         raise PassError(each.name, [n for n in journal.records if n != each.name], error) from error
 
 
-def _check_needs(each: Pass, graph: Graph) -> None:
+def _check_needs(each: Pass[Any], graph: Graph) -> None:
     """Raise if a pass finds something in a graph without any op that it says it needs."""
     census = Census(graph)
     if each.needs is not None and each.needs.isdisjoint(census.named):
@@ -175,12 +180,12 @@ def _check_needs(each: Pass, graph: Graph) -> None:
         assert not found, f"{each.name} found something without what it needs: {found}"
 
 
-def _is_anchor(op: Op, each: Pass) -> bool:
+def _is_anchor(op: Op, each: Pass[Any]) -> bool:
     named = each.primitives is None or op.name in each.primitives
     return named and isinstance(op, each.anchors)
 
 
-def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str | None]]:
+def _judged(each: Pass[Any], op: Op, journal: Journal) -> Iterator[tuple[Match, str | None]]:
     """What a pass finds at an op, each match with why it is left; nothing more where that depends
     on a size that is a symbol.
     """
@@ -196,7 +201,7 @@ def _judged(each: Pass, op: Op, journal: Journal) -> Iterator[tuple[Match, str |
 
 
 def _rewrite_one(
-    each: Pass, op: Op, graph: Graph, record: PassRecord, journal: Journal
+    each: Pass[Any], op: Op, graph: Graph, record: PassRecord, journal: Journal
 ) -> Rewriter | None:
     for match, reason in _judged(each, op, journal):
         frame = user_frame(match.at or match.op)
@@ -214,7 +219,7 @@ def _rewrite_one(
     return None
 
 
-def _why_undivided(each: Pass, op: Op) -> str | None:
+def _why_undivided(each: Pass[Any], op: Op) -> str | None:
     """Why a pass must not run where XLA may divide arrays over devices."""
     if not each.whole_arrays or not is_divided(op):
         return None

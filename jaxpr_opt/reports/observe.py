@@ -100,7 +100,7 @@ def improved(graph: Graph, pipeline: Pipeline | None = None) -> tuple[Graph, Jou
 
 def reselected(
     fun: Callable[..., Any],
-    passes: Sequence[str | Pass] | None,
+    passes: Sequence[str | Pass[Any]] | None,
     skip: Sequence[str],
 ) -> Any:
     """The function optimised by these passes, whatever is optimised inside of it."""

@@ -64,7 +64,7 @@ Program = Callable[..., Any] | ClosedJaxpr | Graph
 
 
 def check_rewrite(
-    pass_or_name: Pass | str,
+    pass_or_name: Pass[Any] | str,
     program: Program,
     *args: Any,
     diff: str,
@@ -140,7 +140,11 @@ def check_rewrite(
 
 
 def check_refuses(
-    pass_or_name: Pass | str, program: Program, *args: Any, because: str, simplify: bool = False
+    pass_or_name: Pass[Any] | str,
+    program: Program,
+    *args: Any,
+    because: str,
+    simplify: bool = False,
 ) -> None:
     """Check that a pass does not change a program, and that one of its reasons contains `because`.
 
@@ -167,7 +171,7 @@ def traced(program: Program, *args: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(program)(*typed)
 
 
-def run_alone(passes: Sequence[Pass], graph: Graph) -> Journal:
+def run_alone(passes: Sequence[Pass[Any]], graph: Graph) -> Journal:
     """Run passes to a fixpoint on a graph, in place; returns what they did.  Faults are raised."""
     journal = Journal(graph.phase)
     if passes:
@@ -176,7 +180,9 @@ def run_alone(passes: Sequence[Pass], graph: Graph) -> Journal:
     return journal
 
 
-def _resolve(pass_or_name: Pass | str, simplify: bool) -> tuple[Pass, tuple[Pass, ...]]:
+def _resolve(
+    pass_or_name: Pass[Any] | str, simplify: bool
+) -> tuple[Pass[Any], tuple[Pass[Any], ...]]:
     each = registry.named(pass_or_name) if isinstance(pass_or_name, str) else pass_or_name
     cleanups = tuple(p for p in registry.available().values() if p.cleanup)
     return each, cleanups if simplify else ()

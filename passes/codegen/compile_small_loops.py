@@ -64,7 +64,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True)
-class CompileSmallLoops(Pass):
+class CompileSmallLoops(Pass[Match]):
     """A loop of small ops -> one function."""
 
     name: ClassVar[str] = "compile-small-loops"

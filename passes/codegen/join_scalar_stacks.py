@@ -58,19 +58,19 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Alike(Match):
     """Stacks of scalars of one type that the same ops read."""
 
+    op: Scan
     stacks: tuple[Stack, ...]
 
 
 @dataclass(frozen=True)
-class JoinScalarStacks(Pass):
+class JoinScalarStacks(Pass[Alike]):
     """Many stacks of scalars -> one stack of rows."""
 
     name: ClassVar[str] = "join-scalar-stacks"
     phase: ClassVar[Phase] = "final"  # (3)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Alike]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Alike]:
         alike: dict[tuple[Any, ...], list[Stack]] = {}
         for stack in op.stacks:
             if _is_scalar(stack.value):  # (1)
@@ -91,7 +91,6 @@ class JoinScalarStacks(Pass):
 
     def rewrite(self, match: Alike, rw: Rewriter) -> None:
         scan, joined = match.op, match.stacks
-        assert isinstance(scan, Scan)
         rows = stack_of_rows(scan, (s.value for s in joined), rw)
         numbers = {stack.result: number for number, stack in enumerate(joined)}
         for reader in joined[0].result.users:

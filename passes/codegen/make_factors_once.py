@@ -54,7 +54,7 @@ class RepeatedFactor(Match):
 
 
 @dataclass(frozen=True)
-class MakeFactorsOnce(Pass):
+class MakeFactorsOnce(Pass[RepeatedFactor]):
     """What is computed for each element of an outer product -> for each element of a factor."""
 
     name: ClassVar[str] = "make-factors-once"

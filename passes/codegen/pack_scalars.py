@@ -66,19 +66,19 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Packed(Match):
     """A loop, and how its step is computed with vectors."""
 
+    op: Scan
     packing: Packing
 
 
 @dataclass(frozen=True)
-class PackScalars(Pass):
+class PackScalars(Pass[Packed]):
     """Scalars that a loop computes alike -> vectors."""
 
     name: ClassVar[str] = "pack-scalars"
     phase: ClassVar[Phase] = "differentiated"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Packed]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Packed]:
         readers = dict.fromkeys(user for stack in op.stacks for user in stack.result.users)
         for scan in (*(user for user in readers if isinstance(user, Scan)), op):
             found = packing(scan)

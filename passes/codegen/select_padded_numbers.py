@@ -52,7 +52,7 @@ from jaxpr_opt.ir.traits import ELEMENTWISE
 
 
 @dataclass(frozen=True)
-class SelectPaddedNumbers(Pass):
+class SelectPaddedNumbers(Pass[Match]):
     """A number with a filler around it -> a choice for each element."""
 
     name: ClassVar[str] = "select-padded-numbers"

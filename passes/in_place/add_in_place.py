@@ -55,7 +55,7 @@ class Addition(Match):
 
 
 @dataclass(frozen=True)
-class AddInPlace(Pass):
+class AddInPlace(Pass[Addition]):
     """Read, add and write -> add."""
 
     name: ClassVar[str] = "add-in-place"

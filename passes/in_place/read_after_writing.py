@@ -71,7 +71,7 @@ class Following(Match):
 
 
 @dataclass(frozen=True)
-class ReadAfterWriting(Pass):
+class ReadAfterWriting(Pass[Following]):
     """Write and read -> write, barrier, read."""
 
     name: ClassVar[str] = "read-after-writing"

@@ -101,7 +101,7 @@ class Overwriting(Match):
 
 
 @dataclass(frozen=True)
-class ReadBeforeOverwriting(Pass):
+class ReadBeforeOverwriting(Pass[Overwriting]):
     """Read and overwrite -> read, barrier, overwrite."""
 
     name: ClassVar[str] = "read-before-overwriting"

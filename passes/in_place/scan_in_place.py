@@ -76,6 +76,7 @@ from jaxpr_opt.ir.traits import may_skip_steps
 class Copied(Match):
     """A scan whose streams are parts of arrays, or whose stacks become parts of arrays."""
 
+    op: Scan
     sources: dict[Value, Rows]
     """By parameter of the body."""
     places: dict[Value, Place]
@@ -83,7 +84,7 @@ class Copied(Match):
 
 
 @dataclass(frozen=True)
-class ScanInPlace(Pass):
+class ScanInPlace(Pass[Copied]):
     """Streams that are slices, stacks that are concatenated -> read and written in place."""
 
     name: ClassVar[str] = "scan-in-place"
@@ -91,8 +92,7 @@ class ScanInPlace(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Copied]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Copied]:
         if not all(is_sized(v.shape) for v in (*op.operands, *op.results)):
             return
         sources = {s.param: rows for s in op.streams if (rows := rows_of_stream(s, op)) is not None}
@@ -107,7 +107,6 @@ class ScanInPlace(Pass):
 
     def refuse(self, match: Copied) -> str | None:
         scan = match.op
-        assert isinstance(scan, Scan)
         if unroll_of(scan) != 1:
             return "the scan asks to be unrolled"  # (3)
         if not may_skip_steps(scan):
@@ -118,7 +117,6 @@ class ScanInPlace(Pass):
 
     def rewrite(self, match: Copied, rw: Rewriter) -> None:
         scan = match.op
-        assert isinstance(scan, Scan)
         _move(scan, match.sources, match.places, rw)
 
 

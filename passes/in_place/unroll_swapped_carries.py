@@ -59,6 +59,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Unrolled(Match):
     """A loop whose carries change places."""
 
+    op: Scan
     swapped: Swapped
     count: int
     """How many steps are taken at once."""
@@ -67,7 +68,7 @@ class Unrolled(Match):
 
 
 @dataclass(frozen=True)
-class UnrollSwappedCarries(Pass):
+class UnrollSwappedCarries(Pass[Unrolled]):
     """Carries that change places -> several steps at once, after which they are back."""
 
     name: ClassVar[str] = "unroll-swapped-carries"
@@ -75,8 +76,7 @@ class UnrollSwappedCarries(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Unrolled]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Unrolled]:
         sized = all(is_sized(v.shape) for v in (*op.operands, *op.results))
         swapped = swapped_carries(op) if sized and is_sized((op.length,)) else None
         if swapped is None or cost_model().is_hidden(swapped.nbytes):  # (4)
@@ -90,7 +90,6 @@ class UnrollSwappedCarries(Pass):
 
     def refuse(self, match: Unrolled) -> str | None:
         scan, count = match.op, match.count
-        assert isinstance(scan, Scan)
         if match.is_asked:
             return None
         if count > STEPS_AT_ONCE or scan.length < STEPS_DIVIDED:
@@ -102,7 +101,6 @@ class UnrollSwappedCarries(Pass):
         return None
 
     def rewrite(self, match: Unrolled, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
         take_at_once(match.op, match.count, rw)
 
 

@@ -72,7 +72,7 @@ class Update(Match):
 
 
 @dataclass(frozen=True)
-class UpdateRows(Pass):
+class UpdateRows(Pass[Update]):
     """A carried array plus, or minus, what is zero but for rows -> its rows updated."""
 
     name: ClassVar[str] = "update-rows"

@@ -83,7 +83,7 @@ class Update(Match):
 
 
 @dataclass(frozen=True)
-class UpdateStates(Pass):
+class UpdateStates(Pass[Update]):
     """Elementwise update of arrays by a sparse gradient -> update of its rows."""
 
     name: ClassVar[str] = "update-states"

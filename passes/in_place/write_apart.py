@@ -62,7 +62,7 @@ from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, REDUCING, is_broadcast
 
 
 @dataclass(frozen=True)
-class WriteApart(Pass):
+class WriteApart(Pass[Match]):
     """A write into an array that the step reads as a whole -> an op of its own."""
 
     name: ClassVar[str] = "write-apart"

@@ -65,19 +65,19 @@ from jaxpr_opt.ir.traits import REDUCING, VIEWING
 class Flag(Match):
     """A carry that is zero or one, or rows that are, which are read or stacked."""
 
+    op: Scan
     of: Carry | Stream | Stack
 
 
 @dataclass(frozen=True)
-class CarryTruthValues(Pass):
+class CarryTruthValues(Pass[Flag]):
     """A carry, or rows, of zeros and ones -> truth values that are carried, read or stacked."""
 
     name: ClassVar[str] = "carry-truth-values"
     cleanup: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Flag]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Flag]:
         for carry in op.carries:
             if _is_asked(carry.param) and _is_flag(carry.param):  # (1, 2)
                 says = f"{carry.param.label} is always zero or one, so a truth value is carried"
@@ -105,7 +105,6 @@ class CarryTruthValues(Pass):
         return None
 
     def rewrite(self, match: Flag, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
         match match.of:
             case Carry() as carry:
                 carry_truth(match.op, carry, rw)

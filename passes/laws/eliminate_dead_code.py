@@ -57,7 +57,7 @@ class DeadCode(Match):
 
 
 @dataclass(frozen=True)
-class EliminateDeadCode(Pass):
+class EliminateDeadCode(Pass[DeadCode]):
     """Remove ops, carries, streams, stacks and branch results that nobody reads."""
 
     name: ClassVar[str] = "eliminate-dead-code"

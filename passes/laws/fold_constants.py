@@ -43,7 +43,7 @@ class Known(Match):
 
 
 @dataclass(frozen=True)
-class FoldConstants(Pass):
+class FoldConstants(Pass[Known]):
     """Compute scalar ops whose operands are constants."""
 
     name: ClassVar[str] = "fold-constants"

@@ -61,7 +61,7 @@ class CommonSubexpressions(Match):
 
 
 @dataclass(frozen=True)
-class MergeCommonSubexpressions(Pass):
+class MergeCommonSubexpressions(Pass[CommonSubexpressions]):
     """Ops and slots that hold the same value become one."""
 
     name: ClassVar[str] = "merge-common-subexpressions"

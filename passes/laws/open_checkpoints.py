@@ -53,7 +53,7 @@ from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True)
-class OpenCheckpoints(Pass):
+class OpenCheckpoints(Pass[Match]):
     """A remat that keeps nothing apart -> its ops."""
 
     name: ClassVar[str] = "open-checkpoints"
@@ -79,8 +79,8 @@ class OpenCheckpoints(Pass):
 
     def rewrite(self, match: Match, rw: Rewriter) -> None:
         remat = match.op
-        assert isinstance(remat, Remat)
-        for result, value in zip(remat.results, rw.inline(remat.body, (), remat), strict=True):
+        values = rw.inline(remat.regions[0], (), remat)
+        for result, value in zip(remat.results, values, strict=True):
             rw.replace(result, value)
         rw.erase(remat)
 

@@ -57,6 +57,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Taken(Match):
     """A cond that always takes `branch`."""
 
+    op: Cond
     branch: Region
 
 
@@ -66,6 +67,7 @@ class KnownInside(Match):
     number.
     """
 
+    op: Cond
     reads: tuple[tuple[Use, int], ...]
 
 
@@ -73,15 +75,21 @@ class KnownInside(Match):
 class SameEitherWay(Match):
     """Results of a cond that do not depend on the branch taken."""
 
+    op: Cond
     results: tuple[tuple[Value, Value], ...]
 
 
 class NoSteps(Match):
     """A scan of length zero."""
 
+    op: Scan
+
+
+Found = Taken | KnownInside | SameEitherWay | NoSteps
+
 
 @dataclass(frozen=True)
-class ResolveKnownPredicates(Pass):
+class ResolveKnownPredicates(Pass[Found]):
     """Fold conds on constants, predicates known from the enclosing branch, results all branches
     agree on, and scans of no steps.
     """
@@ -90,12 +98,11 @@ class ResolveKnownPredicates(Pass):
     anchors: ClassVar[tuple[type[Op], ...]] = (Cond, Scan)
     cleanup: ClassVar[bool] = True
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Cond | Scan) -> Iterator[Found]:
         if isinstance(op, Scan):
             if op.length == 0:
                 yield NoSteps(op, "the scan has no steps")
             return
-        assert isinstance(op, Cond)
         number = uniform(op.selector)
         if number is not None:
             index = op.taken(number)  # (2)
@@ -115,7 +122,7 @@ class ResolveKnownPredicates(Pass):
         if results:
             yield SameEitherWay(op, f"{len(results)} results are the same in every branch", results)
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: Found, rw: Rewriter) -> None:
         match match:
             case Taken():
                 outputs = rw.inline(match.branch, (), match.op)
@@ -132,7 +139,6 @@ class ResolveKnownPredicates(Pass):
                     rw.replace(result, value)
             case NoSteps():
                 scan = match.op
-                assert isinstance(scan, Scan)
                 for carry in scan.carries:
                     rw.replace(carry.result, carry.init)
                 for stack in scan.stacks:

@@ -55,7 +55,7 @@ class Identity(Match):
 
 
 @dataclass(frozen=True)
-class Simplify(Pass):
+class Simplify(Pass[Identity]):
     """Remove identities: x * 1, x + 0, a select with equal cases, a truth value made a number and
     back.
     """

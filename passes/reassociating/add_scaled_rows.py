@@ -59,7 +59,7 @@ class ScaledRows(Match):
 
 
 @dataclass(frozen=True)
-class AddScaledRows(Pass):
+class AddScaledRows(Pass[ScaledRows]):
     """A carried array plus, or minus, what is zero but for rows -> rows added in place."""
 
     name: ClassVar[str] = "add-scaled-rows"

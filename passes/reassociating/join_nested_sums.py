@@ -61,7 +61,7 @@ class SumOfLoop(Match):
 
 
 @dataclass(frozen=True)
-class JoinNestedSums(Pass):
+class JoinNestedSums(Pass[SumOfLoop]):
     """A sum with what a loop has added up -> the loop adds to it."""
 
     name: ClassVar[str] = "join-nested-sums"

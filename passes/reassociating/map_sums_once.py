@@ -58,11 +58,12 @@ from jaxpr_opt.sizes import bytes_text
 class SumOfMaps(Match):
     """A loop adds up linear maps of something."""
 
+    op: Scan
     found: MappedSum
 
 
 @dataclass(frozen=True)
-class MapSumsOnce(Pass):
+class MapSumsOnce(Pass[SumOfMaps]):
     """A sum of linear maps in a loop -> the map of a sum, after it."""
 
     name: ClassVar[str] = "map-sums-once"
@@ -72,8 +73,7 @@ class MapSumsOnce(Pass):
     def reassociates(self) -> bool:
         return True
 
-    def find(self, op: Op) -> Iterator[SumOfMaps]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[SumOfMaps]:
         if op.length == 0:  # (3)
             return
         for accumulator in accumulators(op):  # (1)
@@ -93,7 +93,7 @@ class MapSumsOnce(Pass):
 
     def rewrite(self, match: SumOfMaps, rw: Rewriter) -> None:
         scan, found = match.op, match.found
-        assert isinstance(scan, Scan) and scan.next is not None
+        assert scan.next is not None
         old, after = found.accumulator.carry, scan.next
         kept = [carry for carry in scan.carries if carry.result is not old.result]
         added = [_added_up(leaf, scan, rw) for leaf in found.leaves]

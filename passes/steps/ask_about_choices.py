@@ -52,18 +52,18 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Choice(Match):
     """A scan, and the choices with which a step of it does nothing."""
 
+    op: Scan
     idle: Idle
 
 
 @dataclass(frozen=True)
-class AskAboutChoices(Pass):
+class AskAboutChoices(Pass[Choice]):
     """Choices of a step that changes nothing -> choices that are asked about."""
 
     name: ClassVar[str] = "ask-about-choices"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Choice]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Choice]:
         idle = find_idle(op)
         if idle is not None and steps_a_question(op, idle.skip) is not None:
             asked = idle.skip.predicate
@@ -72,7 +72,6 @@ class AskAboutChoices(Pass):
 
     def rewrite(self, match: Choice, rw: Rewriter) -> None:
         scan, idle = match.op, match.idle
-        assert isinstance(scan, Scan)
         asked = idle.skip.predicate
         after = asked.op.next if asked.op is not None else scan.body.first
         assert after is not None

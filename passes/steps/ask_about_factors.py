@@ -58,19 +58,19 @@ from jaxpr_opt.ir.traits import VIEWING
 class Factor(Match):
     """Rows of streams that are multiplied by."""
 
+    op: Scan
     rows: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
-class AskAboutFactors(Pass):
+class AskAboutFactors(Pass[Factor]):
     """Factor of a step that changes nothing where it is zero -> number that is asked about."""
 
     name: ClassVar[str] = "ask-about-factors"
     phase: ClassVar[Phase] = "differentiated"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Factor]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Factor]:
         program = program_of(op)
         if program is not None and program.is_backward:
             return  # its arguments are residuals, and what is asked was asked before it was split
@@ -85,7 +85,7 @@ class AskAboutFactors(Pass):
 
     def rewrite(self, match: Factor, rw: Rewriter) -> None:
         scan, (row, *others) = match.op, match.rows
-        assert isinstance(scan, Scan) and scan.body.first is not None
+        assert scan.body.first is not None
         uses = set(row.uses)
         new = rw.typed(asked_about, row.aval, row, *others, before=scan.body.first)
         rw.replace(row, new, uses.__contains__)  # (1)

@@ -71,6 +71,7 @@ from jaxpr_opt.ir.traits import may_depend_on, may_skip_steps
 class ZeroCotangents(Match):
     """A transposed loop that may begin with rows of zeros."""
 
+    op: Scan
     found: ZeroRows
 
     @property
@@ -88,15 +89,14 @@ class ZeroCotangents(Match):
 
 
 @dataclass(frozen=True)
-class BeginAtCotangents(Pass):
+class BeginAtCotangents(Pass[ZeroCotangents]):
     """Transposed loop over rows of which the first are zeros -> loop over the others."""
 
     name: ClassVar[str] = "begin-at-cotangents"
     phase: ClassVar[Phase] = "final"  # (5)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[ZeroCotangents]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[ZeroCotangents]:
         if not cost_model().is_worth_a_question(op.body):
             return
         found = zero_rows(op)  # (1, 2)

@@ -62,11 +62,12 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class LoopOfLoops(Match):
     """A skipping scan whose step is a scan that skips, too."""
 
+    op: Scan
     nest: Nest
 
 
 @dataclass(frozen=True)
-class CollapseLoops(Pass):
+class CollapseLoops(Pass[LoopOfLoops]):
     """Loop of loops, both skipping -> one loop."""
 
     kind: Literal["carried", "upfront"] = "carried"
@@ -77,8 +78,7 @@ class CollapseLoops(Pass):
     name: ClassVar[str] = "collapse-loops"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[LoopOfLoops]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[LoopOfLoops]:
         conds = [c for c in op.body.ops if isinstance(c, Cond) and len(c.branches) == 2]
         if len(conds) != 1 or (inner := _only_loop(conds[0])) is None:
             return

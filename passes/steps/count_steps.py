@@ -58,12 +58,13 @@ class PredicateStacks(Match):
     taken and for one that is skipped (condition 2).
     """
 
+    op: Scan
     skip: Skip
     stacks: tuple[tuple[Stack, tuple[int, int]], ...]
 
 
 @dataclass(frozen=True)
-class CountSteps(Pass):
+class CountSteps(Pass[PredicateStacks]):
     """Stacked predicates of a loop that stops for good -> the number of steps it took."""
 
     name: ClassVar[str] = "count-steps"
@@ -72,8 +73,7 @@ class CountSteps(Pass):
     )
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[PredicateStacks]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[PredicateStacks]:
         masks = [
             s for s in op.stacks if s.value.shape == () and s.result.uses and _is_integral(s.value)
         ]

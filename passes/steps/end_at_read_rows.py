@@ -66,11 +66,12 @@ from jaxpr_opt.ir.traits import can_move
 class ReadRows(Match):
     """A loop of whose rows only the first are read."""
 
+    op: Scan
     ends: tuple[End, ...]
 
 
 @dataclass(frozen=True)
-class EndAtReadRows(Pass):
+class EndAtReadRows(Pass[ReadRows]):
     """Scan of whose stacks only the first rows are read -> while loop that makes those."""
 
     name: ClassVar[str] = "end-at-read-rows"
@@ -81,8 +82,7 @@ class EndAtReadRows(Pass):
     )
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[ReadRows]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[ReadRows]:
         if op.reverse or not is_sized((op.length,)) or op.length < 2:
             return
         found = [read_ends(op, stack) for stack in op.stacks if stack.result.uses]
@@ -93,7 +93,6 @@ class EndAtReadRows(Pass):
 
     def refuse(self, match: ReadRows) -> str | None:
         scan = match.op
-        assert isinstance(scan, Scan)
         if not all(can_move(op) for op in scan.body.ops if not op.is_terminator):  # (5)
             return "a step has effects, or devices wait for each other in it"
         if any(map(is_sharded, scan.results)):
@@ -112,7 +111,6 @@ class EndAtReadRows(Pass):
 
     def rewrite(self, match: ReadRows, rw: Rewriter) -> None:
         scan = match.op
-        assert isinstance(scan, Scan)
         every = steps_a_question(scan, all_taken(scan)) or 1
         for end in match.ends:
             for op in made_before(_told(end), scan) or ():

@@ -97,19 +97,19 @@ from jaxpr_opt.ir.traits import may_depend_on, may_skip_steps
 class SkippingLoop(Match):
     """A scan that skips, or the reason why a predicate of it is not one to stop at."""
 
+    op: Scan
     skip: Skip | str
 
 
 @dataclass(frozen=True)
-class ExitLoopEarly(Pass):
+class ExitLoopEarly(Pass[SkippingLoop]):
     """Scan that skips its last steps -> while loop that stops."""
 
     name: ClassVar[str] = "exit-loop-early"
     phase: ClassVar[Phase] = "final"  # (5)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[SkippingLoop]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[SkippingLoop]:
         for skip in (*find_skips(op), *find_ends(op), *find_goings(op), *find_factors(op)):
             if steps_a_question(op, skip) is None and steps_asked_at_once(op) is not None:
                 continue
@@ -122,7 +122,6 @@ class ExitLoopEarly(Pass):
     def _refuse(self, match: SkippingLoop, knows_steps: bool) -> str | None:
         """The reason against it; if `knows_steps`, the steps are known without its predicates."""
         skip, scan = match.skip, match.op
-        assert isinstance(scan, Scan)
         if isinstance(skip, str):  # (1, 2)
             return skip
         if (reason := _why_run(skip, knows_steps)) is not None:

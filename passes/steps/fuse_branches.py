@@ -45,19 +45,19 @@ from jaxpr_opt.ir.traits import can_move, is_cheap
 class Pair(Match):
     """Two conds on the same selector, in one region."""
 
+    op: Cond
     first: Cond
     second: Cond
 
 
 @dataclass(frozen=True)
-class FuseBranches(Pass):
+class FuseBranches(Pass[Pair]):
     """Fuse two conds on the same predicate, so that what one makes for the other stays inside."""
 
     name: ClassVar[str] = "fuse-branches"
     anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
 
-    def find(self, op: Op) -> Iterator[Pair]:
-        assert isinstance(op, Cond)
+    def find(self, op: Cond) -> Iterator[Pair]:
         first = _previous(op)
         if first is not None and _pays(first, op):
             yield Pair(op, "two conds on one predicate become one", first, op)

@@ -83,7 +83,7 @@ class DroppingLoop(SkippingLoop):
 
 
 @dataclass(frozen=True)
-class IsolateDroppedSteps(Pass):
+class IsolateDroppedSteps(Pass[DroppingLoop]):
     """Steps whose results are dropped, forward and backward -> branches."""
 
     name: ClassVar[str] = "isolate-dropped-steps"
@@ -91,8 +91,7 @@ class IsolateDroppedSteps(Pass):
     unspecified: ClassVar[bool] = True  # (3)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[DroppingLoop]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[DroppingLoop]:
         program = program_of(op)
         if op.reverse or program is None or not program.cotangents:
             return

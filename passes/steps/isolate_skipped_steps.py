@@ -81,6 +81,7 @@ from jaxpr_opt.ir.traits import can_move, may_depend_on
 class SelectedSteps(Match):
     """A scan that skips by selecting, and the stacks that a skipped step computes for nobody."""
 
+    op: Scan
     skip: Skip
     stacks: tuple[Stack, ...]
     are_kept: bool = False
@@ -88,7 +89,7 @@ class SelectedSteps(Match):
 
 
 @dataclass(frozen=True)
-class IsolateSkippedSteps(Pass):
+class IsolateSkippedSteps(Pass[SelectedSteps]):
     """Step that is computed and selected away -> branch."""
 
     predicates: Literal["scalars", "rows"] = "rows"
@@ -100,8 +101,7 @@ class IsolateSkippedSteps(Pass):
     unspecified: ClassVar[bool] = True  # (6)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[SelectedSteps]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[SelectedSteps]:
         for skip in _skips(op, self.predicates):  # (1)
             computed = tuple(_computed(skip))
             if computed or (self.predicates == "scalars" and _is_refilled(skip)):

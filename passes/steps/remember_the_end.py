@@ -52,18 +52,18 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class MixedPredicate(Match):
     """A scan, and how it skips steps."""
 
+    op: Scan
     skip: Skip
 
 
 @dataclass(frozen=True)
-class RememberTheEnd(Pass):
+class RememberTheEnd(Pass[MixedPredicate]):
     """A predicate that stays false -> a truth value that the loop carries."""
 
     name: ClassVar[str] = "remember-the-end"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[MixedPredicate]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[MixedPredicate]:
         for skip in find_mixed(op)[:1]:
             if steps_a_question(op, skip) is not None:
                 says = "a step that does nothing is followed by such steps only"

@@ -78,6 +78,7 @@ class Shared(Match):
     by the value of the predicate.
     """
 
+    op: While
     ops: tuple[Op, ...]
     twins: tuple[Op, ...]
     """The same ops of the predicate."""
@@ -90,20 +91,20 @@ class Again(Match):
     each with what it is in the next step.
     """
 
+    op: Scan | While
     ops: tuple[Op, ...]
     read: dict[Value, Handed]
 
 
 @dataclass(frozen=True)
-class RotateLoops(Pass):
+class RotateLoops(Pass[Shared | Again]):
     """What a predicate and its step both compute -> carried from one to the other."""
 
     name: ClassVar[str] = "rotate-loops"
     phase: ClassVar[Phase] = "final"  # (3)
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan, While)
 
-    def find(self, op: Op) -> Iterator[Shared | Again]:
-        assert isinstance(op, Scan | While)
+    def find(self, op: Scan | While) -> Iterator[Shared | Again]:
         if isinstance(op, While):
             twins = twins_of_predicate(op)
             ops = worth_sharing(op.body, twins)
@@ -134,7 +135,6 @@ class RotateLoops(Pass):
             _hand_on(match, rw)
             return
         loop = match.op
-        assert isinstance(loop, While)
         predicate, handed = loop.predicate, _handed(match)
         made = backward_slice(handed, lambda value: value.region is not predicate)
         begun = dict(zip(predicate.params, loop.operands, strict=True))
@@ -162,7 +162,6 @@ def _handed(match: Shared) -> list[Value]:
     """The values of the predicate that are handed on: what the step reads; and the answer, if what
     else makes it would compute once more what is shared.
     """
-    assert isinstance(match.op, While)
     (answer,), read = match.op.predicate.outputs, dict.fromkeys(match.read.values())
     rest = backward_slice([answer], read.__contains__)
     return [*read] if set(rest).isdisjoint(match.twins) else [*(read | {answer: None})]
@@ -171,7 +170,6 @@ def _handed(match: Shared) -> list[Value]:
 def _hand_on(match: Again, rw: Rewriter) -> None:
     """Carry what a step reads of ops that it is not to compute."""
     loop = match.op
-    assert isinstance(loop, Scan | While)
     body, end = loop.body, loop.body.terminator
     begun = {c.param: c.init for c in loop.carries}
     rw.clone(backward_slice(match.read, lambda v: v.region is not body), begun, loop)

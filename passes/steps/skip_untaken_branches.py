@@ -82,7 +82,7 @@ class Untaken(Match):
 
 
 @dataclass(frozen=True)
-class SkipUntakenBranches(Pass):
+class SkipUntakenBranches(Pass[Untaken]):
     """A case that few rows of a batch take -> a branch."""
 
     name: ClassVar[str] = "skip-untaken-branches"

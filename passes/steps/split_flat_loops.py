@@ -63,12 +63,13 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Flat(Match):
     """A loop over all cells of a table."""
 
+    op: Scan
     lengths: list[int]
     """Of a row, a plane, ..."""
 
 
 @dataclass(frozen=True)
-class SplitFlatLoops(Pass):
+class SplitFlatLoops(Pass[Flat]):
     """One loop over all cells -> a loop over rows of a loop over cells."""
 
     name: ClassVar[str] = "split-flat-loops"
@@ -78,8 +79,7 @@ class SplitFlatLoops(Pass):
     all_rings: bool = False
     """Also rings of a few rows, and of loops that may be differentiated."""
 
-    def find(self, op: Op) -> Iterator[Flat]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Flat]:
         lengths = row_lengths(op)
         if lengths:
             sizes = [loop.length for loop in nest_of(op, lengths)]
@@ -89,7 +89,6 @@ class SplitFlatLoops(Pass):
 
     def refuse(self, match: Flat) -> str | None:
         scan = match.op
-        assert isinstance(scan, Scan)
         if unroll_of(scan) != 1:
             return "the scan asks to be unrolled"  # (1)
         carried = [buffer(scan, carry) for carry in scan.carries if carry.param.shape]
@@ -121,7 +120,6 @@ class SplitFlatLoops(Pass):
         return None
 
     def rewrite(self, match: Flat, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
         loop, taken = match.op, 1
         for steps in match.lengths:
             loop, taken = split(loop, steps // taken, rw), steps

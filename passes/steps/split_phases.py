@@ -58,11 +58,12 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Divided(Match):
     """A loop of whose steps it is known what they choose."""
 
+    op: Scan
     phases: Phases
 
 
 @dataclass(frozen=True)
-class SplitPhases(Pass):
+class SplitPhases(Pass[Divided]):
     """A loop that chooses by the number of its step -> a loop for each choice."""
 
     name: ClassVar[str] = "split-phases"
@@ -72,15 +73,13 @@ class SplitPhases(Pass):
         After("drop-dummy-residuals", "what a branch leaves undefined need not be stored"),
     )
 
-    def find(self, op: Op) -> Iterator[Divided]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Divided]:
         found = phases_of(op)
         if found is not None:
             yield Divided(op, _says(found.division, op.length), found)
 
     def refuse(self, match: Divided) -> str | None:
         scan = match.op
-        assert isinstance(scan, Scan)
         loops = (scan, *match.phases.replay.readers)
         if any(unroll_of(loop) != 1 for loop in loops):
             return "the scan asks to be unrolled"  # (4)

@@ -58,6 +58,7 @@ from jaxpr_opt.ir.traits import is_data_movement
 class Counted(Match):
     """A stack of integers that are an affine function of its indices (1)."""
 
+    op: Scan
     stack: Stack
     number: Affine
 
@@ -66,21 +67,21 @@ class Counted(Match):
 class Copied(Match):
     """A stack of windows of an array, and the ops that make a row of a window (2)."""
 
+    op: Scan
     stack: Stack
     read: Access
     moved: tuple[Op, ...]
 
 
 @dataclass(frozen=True)
-class ForwardKnownStacks(Pass):
+class ForwardKnownStacks(Pass[Counted | Copied]):
     """Stack of what is read or counted in a loop -> slice or iota."""
 
     name: ClassVar[str] = "forward-known-stacks"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Match]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Counted | Copied]:
         for stack in op.stacks:
             value = stack.value
             if not stack.result.uses or not op.body.defines(value) or op.stream_of(value):
@@ -95,14 +96,12 @@ class ForwardKnownStacks(Pass):
                 says = f"rows of {read.array.label} are read again, not stored"
                 yield Copied(op, says, stack, read, moved)
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: Counted | Copied) -> str | None:
         scan = match.op
-        assert isinstance(scan, Scan)
         if scan.length < 1:
             return "the loop has no steps"  # (4)
         if isinstance(match, Counted):
             return "it depends on an outer step, too" if match.number.steps else None  # (1)
-        assert isinstance(match, Copied)
         if not match.read.is_located:  # (3, 4)
             return "the start of the window is unknown, or may be out of range"
         axes = _moving(match)
@@ -114,14 +113,13 @@ class ForwardKnownStacks(Pass):
             return "the windows overlap, or leave rows out"
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: Counted | Copied, rw: Rewriter) -> None:
         scan, after = match.op, match.op.next
-        assert isinstance(scan, Scan) and after is not None
+        assert after is not None
         if isinstance(match, Counted):
             result = match.stack.result
             rw.replace(result, rw.typed(lambda: _counted(match, result), result.aval, before=after))
             return
-        assert isinstance(match, Copied)
         windows = _windows(match, rw)
         rows = {match.read.op.result: windows}
         length = scan.length
@@ -169,7 +167,6 @@ def _moving(match: Copied) -> list[int]:
 def _windows(match: Copied, rw: Rewriter) -> Value:
     """What is read in each step, stacked."""
     scan, read = match.op, match.read
-    assert isinstance(scan, Scan)
     (moving,) = _moving(match)
     starts = [extent.start for extent in read.window if extent.start is not None]
     stride, size = starts[moving].steps[scan], read.window[moving].size

@@ -80,6 +80,7 @@ class Leaving(Match):
     the step makes again for what stays.
     """
 
+    op: Scan | While
     ops: tuple[Op, ...]
     again: tuple[Op, ...]
 
@@ -88,6 +89,7 @@ class Leaving(Match):
 class InvariantValues(Match):
     """Values of a loop that come from outside, each with what makes it before the loop."""
 
+    op: Scan | While
     values: tuple[Repetition, ...]
 
 
@@ -95,18 +97,21 @@ class InvariantValues(Match):
 class Varying(Match):
     """A residual computed within the loop: a stack that is read."""
 
+    op: Scan
     stack: Stack
 
 
+Found = Leaving | InvariantValues | Varying
+
+
 @dataclass(frozen=True)
-class HoistInvariantResiduals(Pass):
+class HoistInvariantResiduals(Pass[Found]):
     """Keep once, outside of the loop, what would be stacked, streamed or carried unchanged."""
 
     name: ClassVar[str] = "hoist-invariant-residuals"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan, While)
 
-    def find(self, op: Op) -> Iterator[Match]:
-        assert isinstance(op, Scan | While)
+    def find(self, op: Scan | While) -> Iterator[Found]:
         leaving, again = _leaving(op)
         if leaving:
             names = ", ".join(each.name for each in leaving if not is_broadcast(each))
@@ -128,13 +133,12 @@ class HoistInvariantResiduals(Pass):
                     says = f"{stack.value.label} is kept once instead of {op.length} times"
                     yield Varying(op, says, stack, at=made, is_refused=True)
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: Found) -> str | None:
         if isinstance(match, Varying):
-            assert isinstance(match.op, Scan)
             return why_varying(match.stack.value, match.op)
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: Found, rw: Rewriter) -> None:
         match match:
             case Leaving():
                 for op in match.ops:
@@ -147,7 +151,6 @@ class HoistInvariantResiduals(Pass):
 
 def _make_again(match: Leaving, rw: Rewriter) -> None:
     """Make in the step what an op that stays reads; a residual is kept before the loop."""
-    assert isinstance(match.op, Scan)
     body = match.op.body
 
     def stays(use: Use) -> bool:

@@ -101,13 +101,14 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Recomputation(Match):
     """Residuals that are made by what may be repeated, and the cheapest cut, if not at them."""
 
+    op: Scan
     cut: Cut | None
     computed: Set[Value]
     """Carries that are stored at no price."""
 
 
 @dataclass(frozen=True)
-class NarrowResiduals(Pass):
+class NarrowResiduals(Pass[Recomputation]):
     """Store less and recompute the cheap rest: masks before they are spread, t instead of 1 - t."""
 
     name: ClassVar[str] = "narrow-residuals"
@@ -118,8 +119,7 @@ class NarrowResiduals(Pass):
     thrifty: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Recomputation]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Recomputation]:
         found = residuals(op, nests=True)
         prices = residual_prices(op) if found else None
         made = [v for _, v in found if prices and v.op and prices.repeat(v.op) is not None]
@@ -134,7 +134,6 @@ class NarrowResiduals(Pass):
         yield Recomputation(op, says, narrow, prices.computed, at=largest.op, about=largest)
 
     def refuse(self, match: Recomputation) -> str | None:
-        assert isinstance(match.op, Scan)
         if match.cut is None:
             return "storing their operands costs no less"
         if not all(_is_read_once(match.op, route) for route in _ways(match.cut)):
@@ -146,7 +145,7 @@ class NarrowResiduals(Pass):
         return None
 
     def rewrite(self, match: Recomputation, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan) and match.cut is not None
+        assert match.cut is not None
         make_cut(match.op, match.cut, rw)
 
 

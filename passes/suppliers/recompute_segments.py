@@ -81,7 +81,7 @@ class Segments(Match):
 
 
 @dataclass(frozen=True)
-class RecomputeSegments(Pass):
+class RecomputeSegments(Pass[Segments]):
     """Arrays that wait for the backward pass -> what they are computed from, and that again."""
 
     name: ClassVar[str] = "recompute-segments"

@@ -62,18 +62,18 @@ from jaxpr_opt.sizes import bytes_text
 class Replayed(Match):
     """A loop that may stop early, in the step of another."""
 
+    op: Scan
     inner: InnerLoop
 
 
 @dataclass(frozen=True)
-class ReplayInnerLoops(Pass):
+class ReplayInnerLoops(Pass[Replayed]):
     """Residuals of a loop in a step -> what the loop starts with, and the loop run again."""
 
     name: ClassVar[str] = "replay-inner-loops"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Replayed]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Replayed]:
         for each in inner_loops(op):
             says = f"at most {each.loop.length} steps are run again, not stored {op.length} times"
             what = f"{says}: {bytes_text(each.old_bytes)}"

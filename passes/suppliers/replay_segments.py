@@ -87,6 +87,7 @@ from jaxpr_opt.sizes import binary_text
 class Segments(Match):
     """A loop whose residuals are to be computed again, in segments of so many steps."""
 
+    op: Scan
     replay: Replay
     length: int
     skipped: SkippedSegments | None = None
@@ -94,15 +95,14 @@ class Segments(Match):
 
 
 @dataclass(frozen=True)
-class ReplaySegments(Pass):
+class ReplaySegments(Pass[Segments]):
     """Residuals of a loop -> the carries of every k-th step, and the steps replayed."""
 
     name: ClassVar[str] = "replay-segments"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Segments]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Segments]:
         if (skipped := skipped_segments(op)) is not None:
             kept = binary_text(skipped.nbytes)
             says = f"steps are replayed in segments of {skipped.length}, so that they keep {kept}"

@@ -97,20 +97,20 @@ from jaxpr_opt.sizes import bytes_text
 class ReplayedLoop(Match):
     """A forward loop that skips, and the cut at its step's inputs."""
 
+    op: Scan
     cut: Cut
     storing: int
     """How many of its first steps go on storing."""
 
 
 @dataclass(frozen=True)
-class ReplaySteps(Pass):
+class ReplaySteps(Pass[ReplayedLoop]):
     """Stored residuals of a step -> its inputs, and the step replayed."""
 
     name: ClassVar[str] = "replay-steps"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[ReplayedLoop]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[ReplayedLoop]:
         full = replayed_cut(op)
         if full is None or not is_replayed(op, full) or skipped_segments(op) is not None:
             return
@@ -121,7 +121,6 @@ class ReplaySteps(Pass):
             yield ReplayedLoop(op, f"the transposed loop replays {steps}: {what}", full, storing)
 
     def refuse(self, match: ReplayedLoop) -> str | None:
-        assert isinstance(match.op, Scan)
         if _takes_all_steps(match.op, match.cut):
             return "steps are too cheap to skip, so all of them would be replayed"
         if _is_computed_often(match.op, match.cut):
@@ -134,7 +133,6 @@ class ReplaySteps(Pass):
         return None
 
     def rewrite(self, match: ReplayedLoop, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
         found = replay(match.op)
         if not match.storing or found is None:
             make_cut(match.op, match.cut, rw)

@@ -51,21 +51,21 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Shifted(Match):
     """A stack of what a carry is after each step, and the one of what it is before."""
 
+    op: Scan
     stack: Stack
     carry: Carry
     earlier: Stack
 
 
 @dataclass(frozen=True)
-class ShareShiftedStacks(Pass):
+class ShareShiftedStacks(Pass[Shifted]):
     """Stacks of a carry before and after each step -> one of them."""
 
     name: ClassVar[str] = "share-shifted-stacks"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Shifted]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Shifted]:
         known = shifted(op)
         for stack in op.stacks if known else ():
             if stack.value in known and stack.result.uses:
@@ -74,7 +74,6 @@ class ShareShiftedStacks(Pass):
                 yield Shifted(op, says, stack, carry, earlier, about=stack.result)
 
     def refuse(self, match: Shifted) -> str | None:
-        assert isinstance(match.op, Scan)
         found = readers_back(match.op, match.stack.result)  # (2)
         if isinstance(found, str):  # (2, 3)
             return found
@@ -86,7 +85,6 @@ class ShareShiftedStacks(Pass):
 
     def rewrite(self, match: Shifted, rw: Rewriter) -> None:
         scan, gone = match.op, match.stack.result
-        assert isinstance(scan, Scan)
         found = readers_back(scan, gone)
         assert not isinstance(found, str)
         for reader, row in found:

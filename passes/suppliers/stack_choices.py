@@ -67,13 +67,14 @@ from jaxpr_opt.ir.traits import is_arithmetic, is_data_movement
 class Choice(Match):
     """A stack of what a cond chose; `cases` is what it may be."""
 
+    op: Scan
     stack: Stack
     cond: Cond
     cases: tuple[Value, ...]
 
 
 @dataclass(frozen=True)
-class StackChoices(Pass):
+class StackChoices(Pass[Choice]):
     """A stack of values that a branch chose -> the branch that was taken."""
 
     name: ClassVar[str] = "stack-choices"
@@ -81,8 +82,7 @@ class StackChoices(Pass):
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     needs: ClassVar[frozenset[str]] = frozenset({"cond"})
 
-    def find(self, op: Op) -> Iterator[Choice]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Choice]:
         for stack in op.stacks:
             cond = stack.value.op
             if not isinstance(cond, Cond) or cond.region is not op.body:
@@ -94,7 +94,6 @@ class StackChoices(Pass):
 
     def refuse(self, match: Choice) -> str | None:
         scan, value = match.op, match.stack.value
-        assert isinstance(scan, Scan)
         if not routes(match.stack.result, nests=True):
             return f"{value.label} is not read row by row"  # (1)
         nest = outermost(scan, [(match.stack, value)]).body
@@ -112,7 +111,6 @@ class StackChoices(Pass):
 
     def rewrite(self, match: Choice, rw: Rewriter) -> None:
         scan, cond, stack = match.op, match.cond, match.stack
-        assert isinstance(scan, Scan)
         regions = [_region(case, cond, rw) for case in match.cases]
         (choice,) = rw.new_cond(cond.selector, regions, like=cond, before=cond).results
         found = cut(scan, [(stack, choice)], _kept(scan, stack, choice))

@@ -73,20 +73,20 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class StackedRegister(Match):
     """A stack of a shift register."""
 
+    op: Scan
     stack: Stack
     state: State
 
 
 @dataclass(frozen=True)
-class StackEnteringRows(Pass):
+class StackEnteringRows(Pass[StackedRegister]):
     """Stack of a shift register -> stack of what enters it, windows of which are read."""
 
     name: ClassVar[str] = "stack-entering-rows"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[StackedRegister]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[StackedRegister]:
         known = registers(op) if op.stacks else {}
         for stack in op.stacks if known else ():
             if stack.value in known and stack.result.uses:

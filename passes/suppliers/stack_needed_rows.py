@@ -74,12 +74,13 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Needed(Match):
     """A stack, and which of its rows are needed."""
 
+    op: Scan
     stack: Stack
     rows: NeededRows
 
 
 @dataclass(frozen=True)
-class StackNeededRows(Pass):
+class StackNeededRows(Pass[Needed]):
     """A stack with a row for each step -> one with the rows that are needed."""
 
     name: ClassVar[str] = "stack-needed-rows"
@@ -88,8 +89,7 @@ class StackNeededRows(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Needed]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Needed]:
         for stack in op.stacks:
             is_row = dtypes.is_of_bytes(stack.value.dtype)
             if is_row and not cost_model().is_no_line(stack.value.nbytes):
@@ -100,7 +100,6 @@ class StackNeededRows(Pass):
 
     def refuse(self, match: Needed) -> str | None:
         scan = match.op
-        assert isinstance(scan, Scan)
         row, count = match.stack.value.nbytes, match.rows.count
         if cost_model().is_most(count, scan.length):
             return "most of its rows are needed"
@@ -113,7 +112,6 @@ class StackNeededRows(Pass):
 
     def rewrite(self, match: Needed, rw: Rewriter) -> None:
         scan, stack, rows = match.op, match.stack, match.rows
-        assert isinstance(scan, Scan)
         array = _written(scan, stack, rows, rw)
         for way, row, regions in rows.reads:
             last = way[-1]

@@ -71,21 +71,21 @@ class _Read:
 class WindowsOfRows(Match):
     """A stack of whose rows windows are read, or rows as they were arranged (`back`)."""
 
+    op: Scan
     stack: Stack
     reads: tuple[_Read, ...]
     back: bool = False
 
 
 @dataclass(frozen=True)
-class StackReadWindows(Pass):
+class StackReadWindows(Pass[WindowsOfRows]):
     """Stack and read a window -> read a window and stack it."""
 
     name: ClassVar[str] = "stack-read-windows"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[WindowsOfRows]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[WindowsOfRows]:
         for stack in op.stacks:
             ways = routes(stack.result, nests=True) if stack.value.shape else None
             users = [(way, user, row) for way, row in ways or () for user in row.users]
@@ -113,7 +113,6 @@ class StackReadWindows(Pass):
 
     def rewrite(self, match: WindowsOfRows, rw: Rewriter) -> None:
         scan = match.op
-        assert isinstance(scan, Scan)
         sent = [(read.op, _made(match, read, rw), read.route) for read in match.reads]
         send(scan, match.stack, sent, rw)
 
@@ -121,7 +120,7 @@ class StackReadWindows(Pass):
 def _made(match: WindowsOfRows, read: _Read, rw: Rewriter) -> Value:
     """What a reader reads, in the step that stacks."""
     array, place = match.stack.value, read.place
-    assert isinstance(match.op, Scan) and place is not None
+    assert place is not None
     if match.back:
         assert array.op is not None
         return array.op.operands[0]

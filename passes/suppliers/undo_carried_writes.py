@@ -78,11 +78,12 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class StackedVersions(Match):
     """Versions of a carry that are stacked."""
 
+    op: Scan
     versions: Versions
 
 
 @dataclass(frozen=True)
-class UndoCarriedWrites(Pass):
+class UndoCarriedWrites(Pass[StackedVersions]):
     """Stack what a write to a carried buffer replaces, not the buffer; write it back in reverse."""
 
     name: ClassVar[str] = "undo-carried-writes"
@@ -92,8 +93,7 @@ class UndoCarriedWrites(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[StackedVersions]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[StackedVersions]:
         for each in stacked_versions(op):  # (3)
             count = op.length * len(each.stacks)
             says = (

@@ -105,7 +105,7 @@ class Sum(Match):
 
 
 @dataclass(frozen=True)
-class AccumulateSparseCotangents(Pass):
+class AccumulateSparseCotangents(Pass[Sum]):
     """Zeros with a piece in them, added to a buffer of a loop -> the piece added in place."""
 
     name: ClassVar[str] = "accumulate-sparse-cotangents"

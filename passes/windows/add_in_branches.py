@@ -67,7 +67,7 @@ class SumOfBranches(Match):
 
 
 @dataclass(frozen=True)
-class AddInBranches(Pass):
+class AddInBranches(Pass[SumOfBranches]):
     """A sum with what a cond makes, or with its zeros -> the sum in the branch that makes it."""
 
     name: ClassVar[str] = "add-in-branches"

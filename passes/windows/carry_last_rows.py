@@ -63,6 +63,7 @@ from jaxpr_opt.sizes import bytes_text
 class StackedLast(Match):
     """A stack of which the last row is read."""
 
+    op: Scan
     found: LastRow
 
 
@@ -70,6 +71,7 @@ class StackedLast(Match):
 class Carried(Match):
     """A carry that no step reads."""
 
+    op: Scan
     found: LastValue
 
 
@@ -77,19 +79,22 @@ class Carried(Match):
 class Streamed(Match):
     """A stream of zeros but for the first row."""
 
+    op: Scan
     found: FirstRow
 
 
+Found = StackedLast | Carried | Streamed
+
+
 @dataclass(frozen=True)
-class CarryLastRows(Pass):
+class CarryLastRows(Pass[Found]):
     """A stack of which the last row is read -> that row, carried."""
 
     name: ClassVar[str] = "carry-last-rows"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Match]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Found]:
         if op.length == 0:  # (3)
             return
         for stack in op.stacks:
@@ -110,22 +115,20 @@ class CarryLastRows(Pass):
                 says = f"{stream.param.label}: the first row starts the loop, {of_all} are not read"
                 yield Streamed(op, says, first, about=stream.operand)
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: Found) -> str | None:
         if isinstance(match, Carried):
             is_free = cost_model().run(match.found.after) <= cost_model().started(1)
             return "it takes no longer than starting an op" if is_free else None
-        assert isinstance(match, StackedLast | Streamed) and match.about is not None
+        assert match.about is not None
         if cost_model().is_no_line(match.about.nbytes):
             return f"{match.about.label} is small"
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: Found, rw: Rewriter) -> None:
         scan = match.op
-        assert isinstance(scan, Scan)
         if isinstance(match, StackedLast):
             only_row(match.found, scan, rw)
         elif isinstance(match, Carried):
             only_value(match.found, scan, rw)
         else:
-            assert isinstance(match, Streamed)
             started(match.found, scan, rw)

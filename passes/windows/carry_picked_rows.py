@@ -58,19 +58,19 @@ from jaxpr_opt.sizes import bytes_text
 class Picked(Match):
     """A stack of which rows are picked."""
 
+    op: Scan
     found: PickedRows
 
 
 @dataclass(frozen=True)
-class CarryPickedRows(Pass):
+class CarryPickedRows(Pass[Picked]):
     """A stack of which the data say which row is read -> that row, carried."""
 
     name: ClassVar[str] = "carry-picked-rows"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[Picked]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Picked]:
         for stack in op.stacks if is_sized((op.length,)) else ():
             is_row = dtypes.is_of_bytes(stack.value.dtype) and is_sized(stack.value.shape)
             found = picked_rows(op, stack) if is_row else None  # (1, 2, 3)
@@ -81,7 +81,6 @@ class CarryPickedRows(Pass):
 
     def refuse(self, match: Picked) -> str | None:
         scan, found = match.op, match.found
-        assert isinstance(scan, Scan)
         if cost_model().is_no_line(found.stack.value.nbytes):
             return f"a row of {found.stack.value.label} is small"
         if cost_model().is_most(len(found.picks), scan.length):
@@ -91,5 +90,4 @@ class CarryPickedRows(Pass):
         return None
 
     def rewrite(self, match: Picked, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
         carry_rows(match.found, match.op, rw)

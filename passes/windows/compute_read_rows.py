@@ -51,7 +51,7 @@ class SliceOfRows(Match):
 
 
 @dataclass(frozen=True)
-class ComputeReadRows(Pass):
+class ComputeReadRows(Pass[SliceOfRows]):
     """A slice of a result -> the result of slices."""
 
     name: ClassVar[str] = "compute-read-rows"

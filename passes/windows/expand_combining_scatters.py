@@ -59,7 +59,7 @@ class Combining(Match):
 
 
 @dataclass(frozen=True)
-class ExpandCombiningScatters(Pass):
+class ExpandCombiningScatters(Pass[Combining]):
     """Combine in place -> read, combine, write."""
 
     name: ClassVar[str] = "expand-combining-scatters"

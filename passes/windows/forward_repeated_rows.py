@@ -57,7 +57,7 @@ class ReadBack(Match):
 
 
 @dataclass(frozen=True)
-class ForwardRepeatedRows(Pass):
+class ForwardRepeatedRows(Pass[ReadBack]):
     """Gather of just the rows that a scatter wrote -> those rows, the last of each place."""
 
     name: ClassVar[str] = "forward-repeated-rows"

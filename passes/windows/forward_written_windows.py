@@ -82,7 +82,7 @@ class ReadAround(Match):
 
 
 @dataclass(frozen=True)
-class ForwardWrittenWindows(Pass):
+class ForwardWrittenWindows(Pass[ReadBack | ReadAround]):
     """Write and read back -> write."""
 
     name: ClassVar[str] = "forward-written-windows"
@@ -90,7 +90,7 @@ class ForwardWrittenWindows(Pass):
     cleanup: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Op) -> Iterator[ReadBack | ReadAround]:
         made_by = op.operands[0].op
         write = access(made_by) if made_by is not None and op.result.uses else None
         if write is None or write.kind == "read":  # (1)
@@ -102,14 +102,13 @@ class ForwardWrittenWindows(Pass):
             says = f"{op.name} reads what was there before, or what {write.op.name} has written"
             yield ReadAround(op, says, read, write)
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: ReadBack | ReadAround) -> str | None:
         op = match.op
         if isinstance(match, ReadAround):
             array = match.write.array
             if not isinstance(array.dtype, np.dtype):
                 return f"windows of {array.dtype} are not selected"  # (4)
             return None
-        assert isinstance(match, ReadBack)
         if not _may_be_filled(op, match.write):
             return None
         if not isinstance(op.result.dtype, np.dtype):
@@ -118,13 +117,12 @@ class ForwardWrittenWindows(Pass):
             return "the dtype of the index is too small for all rows"  # (2)
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: ReadBack | ReadAround, rw: Rewriter) -> None:
         if isinstance(match, ReadAround):
             op, (fun, operands) = match.op, read_around(match.read, match.write)
             rw.replace(op.result, rw.typed(fun, op.result.aval, *operands, before=op))
             rw.erase(op)
             return
-        assert isinstance(match, ReadBack)
         read, write = match.op, match.write
         to_zeros = uniform(write.array) == 0
 

@@ -55,7 +55,7 @@ class Consecutive(Match):
 
 
 @dataclass(frozen=True)
-class JoinConsecutiveRows(Pass):
+class JoinConsecutiveRows(Pass[Consecutive]):
     """Gather and scatter of rows at consecutive places -> of one window."""
 
     name: ClassVar[str] = "join-consecutive-rows"

@@ -75,7 +75,7 @@ class SumOfParts(Match):
 
 
 @dataclass(frozen=True)
-class JoinSelectedParts(Pass):
+class JoinSelectedParts(Pass[SumOfParts]):
     """The sum of the parts of an array, of which some were written to, is written to."""
 
     name: ClassVar[str] = "join-selected-parts"

@@ -68,19 +68,19 @@ from jaxpr_opt.sizes import bytes_text
 class MadeRows(Match):
     """A stream that is made before the loop."""
 
+    op: Scan
     found: StreamedRows
 
 
 @dataclass(frozen=True)
-class MakeStreamedRows(Pass):
+class MakeStreamedRows(Pass[MadeRows]):
     """Ops that make a stream -> ops in the loop that make a row."""
 
     name: ClassVar[str] = "make-streamed-rows"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[MadeRows]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[MadeRows]:
         for array in filter(_is_long, dict.fromkeys(stream.operand for stream in op.streams)):
             found = streamed_rows(array)  # (1, 2, 3, 4)
             if found is not None:

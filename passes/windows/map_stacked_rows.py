@@ -50,12 +50,13 @@ from jaxpr_opt.sizes import bytes_text
 class MappedRows(Match):
     """A stack, and what reads it row by row."""
 
+    op: Scan
     stack: Stack
     readers: tuple[RowReader, ...]
 
 
 @dataclass(frozen=True)
-class MapStackedRows(Pass):
+class MapStackedRows(Pass[MappedRows]):
     """Ops on the rows of a stack -> ops in the loop."""
 
     name: ClassVar[str] = "map-stacked-rows"
@@ -63,8 +64,7 @@ class MapStackedRows(Pass):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[MappedRows]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[MappedRows]:
         if not is_sized((op.length,)) or op.length < 2:
             return
         for stack in op.stacks:
@@ -76,7 +76,6 @@ class MapStackedRows(Pass):
 
     def refuse(self, match: MappedRows) -> str | None:
         scan, stack = match.op, match.stack
-        assert isinstance(scan, Scan)
         all_bytes, read = stack.result.nbytes, _nbytes(match.readers)
         if cost_model().is_most(read, all_bytes):
             return "what is read is most of each row"
@@ -88,7 +87,6 @@ class MapStackedRows(Pass):
         return None
 
     def rewrite(self, match: MappedRows, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
         map_rows(match.op, match.stack, match.readers, rw)
 
 

@@ -53,7 +53,7 @@ class WrittenFactor(Match):
 
 
 @dataclass(frozen=True)
-class MultiplyWrittenRows(Pass):
+class MultiplyWrittenRows(Pass[WrittenFactor]):
     """A product of a window in zeros -> of the window."""
 
     name: ClassVar[str] = "multiply-written-rows"

@@ -79,11 +79,12 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Narrow(Match):
     """A carried array of which a loop touches some rows only."""
 
+    op: Scan
     touched: Touched
 
 
 @dataclass(frozen=True)
-class NarrowCarriedArrays(Pass):
+class NarrowCarriedArrays(Pass[Narrow]):
     """A whole array carried through an inner loop -> the rows that it touches."""
 
     name: ClassVar[str] = "narrow-carried-arrays"
@@ -92,8 +93,7 @@ class NarrowCarriedArrays(Pass):
     even_in_place: bool = False
     """Also where XLA does as well."""
 
-    def find(self, op: Op) -> Iterator[Narrow]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Narrow]:
         for carry in op.carries:
             if not carry.param.shape or carry.is_invariant:
                 continue
@@ -107,7 +107,6 @@ class NarrowCarriedArrays(Pass):
 
     def refuse(self, match: Narrow) -> str | None:
         scan, rows = match.op, match.touched
-        assert isinstance(scan, Scan)
         if len(rows.blocks) > 1 and all(prod(rows.shape(b.size)) == 1 for b in rows.blocks):
             return "elements would be carried one by one"
         window = prod(rows.shape(rows.size))

@@ -93,8 +93,11 @@ class ReadOfPart(Match):
     part: Part | PartAt
 
 
+Found = ReadOfSelect | ReadOfArithmetic | ReadOfBroadcast | ReadOfPart
+
+
 @dataclass(frozen=True)
-class NarrowReads(Pass):
+class NarrowReads(Pass[Found]):
     """A window of a select -> a select between windows; of a broadcast -> a smaller broadcast; of
     a concatenation -> of one part.
     """
@@ -104,7 +107,7 @@ class NarrowReads(Pass):
 
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather", "slice"})
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Op) -> Iterator[Found]:
         found = part(op) if op.result.uses else None
         if found is not None and (_is_of_a_stack(found) or isinstance(found, PartAt)):
             yield ReadOfPart(op, f"{op.name} of a concatenation reads the operand it is in", found)
@@ -129,13 +132,12 @@ class NarrowReads(Pass):
                 op, f"{op.name} of a select reads the cases, then selects", made_by, read
             )
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: Found) -> str | None:
         if isinstance(match, ReadOfBroadcast):
             known = _fill(match.op) in (None, uniform(match.root))
             return None if known else "rows out of range are filled"  # (3)
         if isinstance(match, ReadOfPart):
             return _is_needed_whole(match.part)
-        assert isinstance(match, ReadOfSelect | ReadOfArithmetic)
         array = match.access.array
         whole = [op.name for op in array.users if not reads_window(op, array)]
         if whole:
@@ -147,7 +149,7 @@ class NarrowReads(Pass):
             return "its cases and its mask take more memory, which the loop would keep"
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: Found, rw: Rewriter) -> None:
         op = match.op
         if isinstance(match, ReadOfBroadcast):
             fun, operands = spread_out(op, match.root, match.at_window)
@@ -156,7 +158,6 @@ class NarrowReads(Pass):
         elif isinstance(match, ReadOfArithmetic):
             fun, operands = read_operands(match.made_by, match.access)
         else:
-            assert isinstance(match, ReadOfSelect)
             fun, operands = read_cases(match.select, match.access)
         rw.replace(op.result, rw.typed(fun, op.result.aval, *operands, before=op))
         rw.erase(op)

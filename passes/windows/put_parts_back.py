@@ -53,7 +53,7 @@ class PutTogether(Match):
 
 
 @dataclass(frozen=True)
-class PutPartsBack(Pass):
+class PutPartsBack(Pass[PutTogether]):
     """All parts of an array, some written to, are put together -> these are put back."""
 
     name: ClassVar[str] = "put-parts-back"

@@ -72,7 +72,7 @@ class Product(Match):
 
 
 @dataclass(frozen=True)
-class ReadOneHotRows(Pass):
+class ReadOneHotRows(Pass[Product]):
     """A product with a one-hot array -> a row of the table."""
 
     name: ClassVar[str] = "read-one-hot-rows"

@@ -92,7 +92,7 @@ class WrittenRead(Match):
 
 
 @dataclass(frozen=True)
-class RecognizeOneHot(Pass):
+class RecognizeOneHot(Pass[MaskedWrite | MaskedRead | WrittenRead]):
     """A select by ``arange(n) == i`` is a write at `i`; a sum of one is a read."""
 
     name: ClassVar[str] = "recognize-one-hot"
@@ -100,7 +100,7 @@ class RecognizeOneHot(Pass):
     primitives: ClassVar[frozenset[str]] = frozenset({"select_n", *KEEPING, *REDUCTIONS})
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Op) -> Iterator[MaskedWrite | MaskedRead | WrittenRead]:
         if not op.result.uses or not is_in_a_loop(op) or is_sharded(op.operands[-1]):
             return
         array = op.operands[0]
@@ -123,7 +123,7 @@ class RecognizeOneHot(Pass):
             rows = Rows(row.mask, op.result.shape)
             yield MaskedWrite(op, says, rows, kept, row.here, about=op.result, waste="select")
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: MaskedWrite | MaskedRead | WrittenRead) -> str | None:
         op = match.op
         if isinstance(match, MaskedWrite | MaskedRead) and _are_short(match.rows, op):
             return "a row of each by itself takes longer than all of the array"
@@ -136,14 +136,13 @@ class RecognizeOneHot(Pass):
             return "the whole array is read, not the row alone"
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: MaskedWrite | MaskedRead | WrittenRead, rw: Rewriter) -> None:
         op = match.op
         if isinstance(match, MaskedWrite):
             new = written(match.rows, match.kept, match.here, op, rw)
         elif isinstance(match, MaskedRead):
             new = read(match.rows, match.row, op, rw)
         else:
-            assert isinstance(match, WrittenRead)
             new = _alone(match.write, op, rw)
         rw.replace(op.result, new)
         rw.erase(op)

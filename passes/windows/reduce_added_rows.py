@@ -61,7 +61,7 @@ class ReducedRows(Match):
 
 
 @dataclass(frozen=True)
-class ReduceAddedRows(Pass):
+class ReduceAddedRows(Pass[ReducedRows]):
     """A reduction of zeros with rows in them -> the reduction of the rows."""
 
     by: Literal["exact", "all"] = "exact"

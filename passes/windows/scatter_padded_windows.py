@@ -81,7 +81,7 @@ class Padded(Match):
 
 
 @dataclass(frozen=True)
-class ScatterPaddedWindows(Pass):
+class ScatterPaddedWindows(Pass[Padded]):
     """Zeros around a window, added to scatters -> a scatter of the window."""
 
     name: ClassVar[str] = "scatter-padded-windows"

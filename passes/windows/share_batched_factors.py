@@ -71,7 +71,7 @@ class SharedGradient(Match):
 
 
 @dataclass(frozen=True)
-class ShareBatchedFactors(Pass):
+class ShareBatchedFactors(Pass[SharedFactor | SharedGradient]):
     """Copies of a matrix, one for each row of a batch -> the matrix."""
 
     name: ClassVar[str] = "share-batched-factors"
@@ -83,7 +83,7 @@ class ShareBatchedFactors(Pass):
     def rounds(self) -> bool:
         return True
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Op) -> Iterator[SharedFactor | SharedGradient]:
         if not all(is_sized(v.shape) for v in op.operands):
             return
         if op.name == "reduce_sum":
@@ -102,7 +102,7 @@ class ShareBatchedFactors(Pass):
                     yield SharedFactor(op, says, position, number, about=factor)
                     return
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: SharedFactor | SharedGradient) -> str | None:
         model = cost_model()
         if isinstance(match, SharedFactor):
             if not model.is_as_precise_in_any_shape(match.op):  # (3)
@@ -110,7 +110,6 @@ class ShareBatchedFactors(Pass):
             if not model.is_less_without_copies(match.copies):
                 return "reading the copies takes no longer than starting a product of matrices"
             return None
-        assert isinstance(match, SharedGradient)
         products = {t.product: len(t.masks) for t in match.found.terms if t.product}
         if not all(map(model.is_as_precise_in_any_shape, products)):  # (3)
             return "a product of matrices would have fewer bits"
@@ -121,13 +120,12 @@ class ShareBatchedFactors(Pass):
             return "adding up the products takes no longer"
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: SharedFactor | SharedGradient, rw: Rewriter) -> None:
         if isinstance(match, SharedFactor):
             made = product_of_shared(match.op, match.position, match.number, rw)
             rw.replace(match.op.result, made)
             rw.erase(match.op)
             return
-        assert isinstance(match, SharedGradient)
         rw.replace(match.op.result, sum_of_products(match.found, rw))
         for each in match.found.ops:
             rw.erase(each)

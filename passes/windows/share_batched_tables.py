@@ -69,7 +69,7 @@ class SharedSum(Match):
 
 
 @dataclass(frozen=True)
-class ShareBatchedTables(Pass):
+class ShareBatchedTables(Pass[SharedRead | SharedSum]):
     """Copies of a table, one for each row of a batch -> the table."""
 
     name: ClassVar[str] = "share-batched-tables"
@@ -77,7 +77,7 @@ class ShareBatchedTables(Pass):
     primitives: ClassVar[frozenset[str]] = frozenset({"gather", "reduce_sum"})
     needs: ClassVar[frozenset[str]] = frozenset({"gather", "scatter-add"})
 
-    def find(self, op: Op) -> Iterator[Match]:
+    def find(self, op: Op) -> Iterator[SharedRead | SharedSum]:
         source = op.operands[0].op
         if op.name == "gather" and source is not None and source.name == "broadcast_in_dim":
             (table,) = source.operands
@@ -94,10 +94,9 @@ class ShareBatchedTables(Pass):
                 says = f"all rows add to the same {one}, not each to its own"
                 yield SharedSum(op, says, _in_a_row(source), axes, about=source.result)
 
-    def refuse(self, match: Match) -> str | None:
+    def refuse(self, match: SharedRead | SharedSum) -> str | None:
         if isinstance(match, SharedRead):
             return None
-        assert isinstance(match, SharedSum)
         first, *others = match.scatters
         base = first.operands[0]
         if uniform(base) != 0:  # (2)
@@ -113,13 +112,12 @@ class ShareBatchedTables(Pass):
             return "windows of a row may overlap, and the order of the sum would change"
         return None
 
-    def rewrite(self, match: Match, rw: Rewriter) -> None:
+    def rewrite(self, match: SharedRead | SharedSum, rw: Rewriter) -> None:
         op = match.op
         if isinstance(match, SharedRead):
             read = read_of_one(op, match.axes)
             new = rw.typed(read, op.result.aval, match.table, op.operands[1], before=op)
         else:
-            assert isinstance(match, SharedSum)
             add = sum_in_one(match.scatters, match.axes)
             given = [v for each in match.scatters for v in each.operands[1:]]
             new = rw.typed(add, op.result.aval, *given, before=op)

@@ -59,11 +59,12 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Shifted(Match):
     """A carry that is a shift register; or why it cannot be a ring."""
 
+    op: Scan
     found: Ring | str
 
 
 @dataclass(frozen=True)
-class ShiftInPlace(Pass):
+class ShiftInPlace(Pass[Shifted]):
     """A register whose rows move -> a ring whose start does."""
 
     name: ClassVar[str] = "shift-in-place"
@@ -71,8 +72,7 @@ class ShiftInPlace(Pass):
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     needs: ClassVar[frozenset[str]] = MOVES
 
-    def find(self, op: Op) -> Iterator[Shifted]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Shifted]:
         for carry in op.carries if any(each.name in MOVES for each in op.body.ops) else ():
             found = ring(op, carry)
             if found is not None:

@@ -94,7 +94,7 @@ class Sinkable(Match):
 
 
 @dataclass(frozen=True)
-class SinkSelectIntoUpdate(Pass):
+class SinkSelectIntoUpdate(Pass[Sinkable]):
     """A select between an array and the array with an element written becomes a select between
     two elements.
     """

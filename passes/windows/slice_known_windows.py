@@ -53,7 +53,7 @@ class Located(Match):
 
 
 @dataclass(frozen=True)
-class SliceKnownWindows(Pass):
+class SliceKnownWindows(Pass[Located]):
     """Gather and scatter of one window at a known place -> slice and update."""
 
     name: ClassVar[str] = "slice-known-windows"

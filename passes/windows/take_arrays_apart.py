@@ -55,7 +55,7 @@ class Apart(Match):
 
 
 @dataclass(frozen=True)
-class TakeArraysApart(Pass):
+class TakeArraysApart(Pass[Apart]):
     """Arrays of which only windows are read -> the windows."""
 
     name: ClassVar[str] = "take-arrays-apart"

@@ -61,12 +61,13 @@ from jaxpr_opt.ir.rewriter import Rewriter
 class Rearranged(Match):
     """Carries that are rearranged together; or why one is not."""
 
+    op: Scan
     group: tuple[History, ...]
     why: str | None = None
 
 
 @dataclass(frozen=True)
-class TraceBackRows(Pass):
+class TraceBackRows(Pass[Rearranged]):
     """A buffer whose rows each step rearranges -> rows, and where they are from."""
 
     name: ClassVar[str] = "trace-back-rows"
@@ -79,8 +80,7 @@ class TraceBackRows(Pass):
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     needs: ClassVar[frozenset[str]] = frozenset({"gather"})
 
-    def find(self, op: Op) -> Iterator[Rearranged]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[Rearranged]:
         groups: dict[object, list[History]] = {}
         for carry in op.carries:
             found = history(op, carry)
@@ -94,7 +94,6 @@ class TraceBackRows(Pass):
             yield Rearranged(op, _says(params), tuple(group), about=params[0], at=at, waste="copy")
 
     def refuse(self, match: Rearranged) -> str | None:
-        assert isinstance(match.op, Scan)
         if match.why is not None:
             return match.why  # (1, 2, 3)
         if match.op.length < 1:
@@ -107,7 +106,6 @@ class TraceBackRows(Pass):
         return None
 
     def rewrite(self, match: Rearranged, rw: Rewriter) -> None:
-        assert isinstance(match.op, Scan)
         trace_back(match.op, match.group, rw)
 
 

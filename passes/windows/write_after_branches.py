@@ -87,21 +87,21 @@ from jaxpr_opt.ir.traits import can_move
 class WrittenInBranch(Match):
     """An array that branches of a cond write into."""
 
+    op: Cond
     writes: BranchWrites
     beside: tuple[BranchWrites, ...]
     """Others that are written after the cond, too, if that becomes two."""
 
 
 @dataclass(frozen=True)
-class WriteAfterBranches(Pass):
+class WriteAfterBranches(Pass[WrittenInBranch]):
     """A cond between an array and the array with a window written yields the window instead."""
 
     name: ClassVar[str] = "write-after-branches"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
 
-    def find(self, op: Op) -> Iterator[WrittenInBranch]:
-        assert isinstance(op, Cond)
+    def find(self, op: Cond) -> Iterator[WrittenInBranch]:
         if loop_of(op) is not None:
             found = list(branch_writes(op))  # (1)
             for writes in found:

@@ -69,21 +69,21 @@ class WrittenRows(Match):
     to one, first to last.
     """
 
+    op: Scan
     stack: Stack
     stream: Stream | None
     writes: tuple[Access, ...]
 
 
 @dataclass(frozen=True)
-class WriteAfterLoops(Pass):
+class WriteAfterLoops(Pass[WrittenRows]):
     """Stack rows with a window written -> stack the windows, and write them to all rows at once."""
 
     name: ClassVar[str] = "write-after-loops"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Op) -> Iterator[WrittenRows]:
-        assert isinstance(op, Scan)
+    def find(self, op: Scan) -> Iterator[WrittenRows]:
         if loop_of(op) is None:
             return
         for stack in op.stacks:
@@ -107,7 +107,7 @@ class WriteAfterLoops(Pass):
 
     def rewrite(self, match: WrittenRows, rw: Rewriter) -> None:
         scan, stream, after = match.op, match.stream, match.op.next
-        assert isinstance(scan, Scan) and after is not None
+        assert after is not None
         made = match.stack.result.aval
         array = rw.full(0, made, before=after) if stream is None else stream.operand
         for write in match.writes:

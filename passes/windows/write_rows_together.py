@@ -50,7 +50,7 @@ class Together(Match):
 
 
 @dataclass(frozen=True)
-class WriteRowsTogether(Pass):
+class WriteRowsTogether(Pass[Together]):
     """A window for each row of a batch, or none -> one window of all rows, written or kept."""
 
     name: ClassVar[str] = "write-rows-together"

@@ -60,7 +60,7 @@ class PutBack(Match):
 
 
 @dataclass(frozen=True)
-class WriteToWholeArrays(Pass):
+class WriteToWholeArrays(Pass[PutBack]):
     """Read a window, write to it, put it back -> write to the array."""
 
     name: ClassVar[str] = "write-to-whole-arrays"

@@ -61,7 +61,7 @@ class Masked(Match):
 
 
 @dataclass(frozen=True)
-class WriteWhereMasked(Pass):
+class WriteWhereMasked(Pass[Masked]):
     """A select by where something was written -> a write."""
 
     name: ClassVar[str] = "write-where-masked"
