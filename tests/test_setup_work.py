@@ -421,7 +421,7 @@ def nest(depth):
 
 def test_a_loop_is_priced_once():
     """Not once more for each loop inside of it."""
-    asked = calls(optimize, nest(8), (jnp.ones(4),))["model.py: is_worth_one_function"]
+    asked = calls(optimize, nest(8), (jnp.ones(4),))["starts.py: is_worth_one_function"]
     assert 0 < asked <= 8
 
 

@@ -5,7 +5,8 @@ of a device
 `devices`        its figures
 `lowering`       what XLA makes of a program there: which ops are fused, what is copied
 `prices`         what that takes, in seconds
-`model`          what pays: the questions that passes ask, and the model that is in use
+`questions`      what pays: the questions that passes ask, by their kind
+`model`          all of them, and the model that is in use
 `segments`       how long the segments of a recomputed loop are
 of programs
 `ops`            what an op computes, and how many bytes it touches

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
+from sys import maxsize
 from typing import Any
 
 from jaxpr_opt.cost.functions import longer_one_by_one, slow_values
@@ -223,3 +224,8 @@ class Prices(Lowering):
 def number(size: Any) -> float:
     """A size; one that is a symbol raises JAX's `InconclusiveDimensionOperation`."""
     return size if isinstance(size, float) else int(size)
+
+
+def quotient(seconds: float, of_one: float) -> int:
+    """How many take so many seconds; one at least."""
+    return max(ceil(seconds / of_one), 1) if of_one else maxsize

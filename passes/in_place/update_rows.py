@@ -104,7 +104,7 @@ class UpdateRows(Pass[Update]):
         nbytes = cost_model().more_than_a_copy(array.nbytes) if is_once else array.nbytes
         if not is_less([[piece] for piece in found.pieces], nbytes):
             return f"the rows together are as large as {array.label}"
-        is_large = cost_model().outlasts_rows(nbytes, len(found.pieces))
+        is_large = cost_model().outlasts(nbytes, cost_model().started_for_rows(len(found.pieces)))
         if (is_once or is_quick_if_small()) and not is_large:
             return "all elements are added as fast as the ops for rows are started"
         return None

@@ -158,7 +158,8 @@ def _copied(found: States, arrays: Sequence[Value]) -> int:
 def _is_large(found: States) -> bool:
     """Whether moving the arrays takes longer than starting the ops for rows of them."""
     read = [*(each.param for each in found.arrays), *found.outer]
-    return cost_model().outlasts_states(_copied(found, read), len(read), len(found.pieces))
+    model, pieces = cost_model(), len(found.pieces)
+    return model.outlasts(_copied(found, read), model.started_for_states(len(read), pieces))
 
 
 def _flag(found: States, rw: Rewriter) -> Value:

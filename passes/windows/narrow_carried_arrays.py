@@ -141,7 +141,7 @@ def _why_left_in_place(touched: Touched) -> str | None:
     if not touched.blocks[0].start.steps:
         if not goes_through_at_constants(in_one_function=unknown_op(found.loop) is None):
             return f"XLA adds to windows of {name} in place"
-        if not cost_model().outlasts(found.carry.param.nbytes, 1):
+        if not cost_model().outlasts(found.carry.param.nbytes, cost_model().started(1)):
             return f"{name} is written as fast as one more array is carried"
     outer = _outermost(found)
     if outer is found.carry or not is_in_place(found):

@@ -104,7 +104,8 @@ class ReduceAddedRows(Pass[ReducedRows]):
             return f"the windows may be all of {made.dense.label}"
         if not is_less([[piece] for piece in made.pieces], made.dense.nbytes):
             return f"the rows together are as large as {made.dense.label}"
-        if not cost_model().outlasts_rows(made.dense.nbytes, len(made.pieces)):
+        model = cost_model()
+        if not model.outlasts(made.dense.nbytes, model.started_for_rows(len(made.pieces))):
             return "all elements are reduced as fast as the ops for rows are started"
         return None
 

@@ -91,7 +91,7 @@ def cheapest_cut(scan: Scan, found: Sequence[Residual], prices: ResidualPrices) 
         return best
     held = step.stacked * runs(scan) / prices.runs
     ops, row = [*scan.body.ops], step.stacked / scan.length
-    if not (model.is_spared(held) and model.is_started(row)):
+    if not (model.is_spared(held) and not model.is_quick(row)):
         return None
     whole = model.differentiated(ops, row) if step.one_by_one else model.run(ops)
     return best if model.is_slack(prices.more_seconds(best), whole) else None

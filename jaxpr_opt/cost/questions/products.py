@@ -1,0 +1,39 @@
+"""Products of matrices, or reads and sums of rows instead."""
+
+from __future__ import annotations
+
+from jaxpr_opt.bridge.parameters import numbers_of
+from jaxpr_opt.cost.prices import Prices
+from jaxpr_opt.ir.graph import Op
+
+
+class ProductQuestions(Prices):
+    """Products of matrices, or reads and sums of rows instead."""
+
+    __slots__ = ()
+
+    def is_picked(self, product: Op, looked: int, steps: int) -> bool:
+        """Whether the rows that a product picks of a table are read in less time than it takes, if
+        so many bytes of the table are looked at before so many steps.
+        """
+        rows = self.started(1) + self.moved(2 * product.result.nbytes)
+        return rows + self.streamed(looked) / max(steps, 1) < self.repeated_apart(product)
+
+    def is_less_without_copies(self, copies: float) -> bool:
+        """Whether reading so many bytes of copies of a factor takes clearly longer than starting a
+        product of matrices.
+        """
+        return self.moved(copies) > self.doubtful(self.started(1) + self.device.library)
+
+    def is_less_as_one_product(self, products: Op, masks: int) -> bool:
+        """Whether the products of a batch, added up, take longer than one product that adds them
+        up, after so many masks have chosen rows of the factors.
+        """
+        (summed, _), _ = numbers_of(products)
+        made = self.elementwise(products.result, 2 + masks)
+        start = self.started(2 + 2 * masks) + self.device.library + self.device.product
+        factors = sum(self.moved(factor.nbytes) for factor in products.operands)
+        if not summed:  # else the library multiplies either way, and reads the factors
+            start += self.repeated([products])
+            masks = max(masks, 1)
+        return made > start + masks * factors

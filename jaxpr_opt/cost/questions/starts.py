@@ -1,0 +1,140 @@
+"""How ops are started: one by one, in a row, or as one function; in registers, in vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from jaxpr_opt.cost.functions import longer_one_by_one
+from jaxpr_opt.cost.fusion import handed_on, is_fused, kernels, numbers_read, own_kernels
+from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.cost.prices import number
+from jaxpr_opt.cost.questions.windows import WindowQuestions
+from jaxpr_opt.cost.reuse import is_view
+from jaxpr_opt.cost.windows import bytes_moved, rows_apart, windows_apart
+from jaxpr_opt.cost.work import embedded
+from jaxpr_opt.ir.graph import Region, Scan, Value, While
+from jaxpr_opt.ir.traits import IN_PLACE, SCATTERING
+
+
+class StartQuestions(WindowQuestions):
+    """How ops are started: one by one, in a row, or as one function; in registers, in vectors."""
+
+    __slots__ = ()
+
+    def is_worth_one_function(self, loop: Scan | While) -> bool:
+        """Whether XLA would start each op of a loop by itself, as it touches many bytes or writes
+        several windows at once, and that takes a good part of the time of a step.  What a region
+        hands on is an op, and those it is made of are parts of it.  Windows of a scatter are then
+        written one by one, and those of a gather read so; of several scatters that are added each
+        has an array of its own, which XLA joins elsewhere; and some functions are computed number
+        by number, with what of several windows is read for them.
+        """
+        ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
+        if any(op.name in SCATTERING and windows_apart(op) > 1 for op in ops):
+            is_possible = self.makes_functions or self._makes_by_itself(ops)
+        else:
+            touched = sum(cost(op).bytes or 0 for op in ops)
+            is_possible = self.makes_functions and touched > self.device.few_bytes
+        if not is_possible:
+            return False
+        regions = [region for op in loop.walk() for region in op.regions]
+        in_a_row = sum(map(self._started_in_a_row, regions))
+        longer = [(op, more) for op in ops if (more := longer_one_by_one(op))]
+        numbers = sum(more + numbers_read(op) for op, more in longer)
+        if self.device.one_by_one * number(numbers) > in_a_row:
+            return False
+        handed = sum(map(handed_on, regions))
+        known = [self._computed(cost(op)) for op in ops]
+        starts = self.started(kernels(ops) + handed)
+        seconds = self.moved(sum(map(bytes_moved, ops))) + sum(each for each in known if each < inf)
+        summed = [op for op in ops if windows_apart(op) > 1 and any(map(embedded, op.results))]
+        filled = self.moved(sum(op.result.nbytes for op in summed[1:]))
+        apart = self.device.window_apart * number(sum(map(windows_apart, ops)))
+        apart += self.device.row_apart * number(sum(map(rows_apart, ops)))
+        saved = starts - apart - filled
+        return saved >= self.device.noticed_starts * seconds
+
+    def is_read_one_by_one(self, row: Value, loop: Scan | While) -> bool:
+        """Whether functions of the numbers of a row would be computed one by one because these lie
+        apart: in an op that writes what comes of them, or by functions that XLA computes for
+        several numbers at once where it starts ops one by one.
+        """
+        ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
+        is_apart = not (self._is_one_function(loop) or self._makes_by_itself(ops))
+        pending, seen = [row], {row}
+        for value in pending:
+            for user in (each for each in value.users if each.region is loop.body):
+                several = any(v.size > 1 for v in user.results)
+                if user.name in IN_PLACE and any(map(self.is_made_one_by_one, user.operands[1:])):
+                    return True
+                if several and is_apart and is_fused(user) and longer_one_by_one(user):
+                    return True
+                if is_fused(user):
+                    pending.extend(v for v in user.results if v not in seen)
+                    seen.update(user.results)
+        return False
+
+    def is_row_unrolled(self, array: Value, row: int | None) -> bool:
+        """Whether LLVM unrolls a loop over a row of an array of so many numbers, and computes the
+        row before the loop over all rows; where ops are started one by one if the rows are many.
+        """
+        if row is None or row > self.device.unrolled:
+            return False
+        return not self.device.starts_each or self.is_longer(row, array.size // row)
+
+    def is_less_than_one_more(self, array: Value, region: Region) -> bool:
+        """Whether moving an array takes less time than one more op of a region in a loop: then all
+        its ops may be too many to be started in a row.  One function of a loop starts none.
+        """
+        loop, few = region.owner, self.device.few_kernels
+        if not few or not isinstance(loop, Scan | While) or self._is_one_function(loop):
+            return False
+        more = self.device.kernel
+        if own_kernels(region) <= few:
+            more += few * (self.device.kernel - self.device.kernel_in_a_row)
+        return self.moved(2 * array.nbytes) < more
+
+    def are_copied_in_a_row(self, arrays: Iterable[Value], region: Region) -> bool:
+        """Whether a region has so few ops that they are started in a row, and may not be with one
+        more; where starting them takes longer than copies in the cache of first level.
+        """
+        copied = 2 * sum(number(array.nbytes) for array in arrays)
+        return copied <= self.device.first_level and own_kernels(region) <= self.device.few_kernels
+
+    def is_worth_writing_apart(self, array: Value, region: Region) -> bool:
+        """Whether asking of each number of an array whether it is in a window that is written takes
+        longer than to start an op that writes it; with what it reads, and with the loop's counter,
+        these are five more.
+        """
+        stacks = len(region.owner.stacks) if isinstance(region.owner, Scan) else 0
+        few = own_kernels(region) + stacks + 5 <= self.device.few_kernels
+        start = self.device.kernel + (0.0 if few else self.device.own_function)
+        return self.device.write_inside * number(array.size) > start
+
+    def _is_one_function(self, loop: Scan | While) -> bool:
+        """Whether XLA makes one function of a loop, by itself or as it is asked to."""
+        apart = (op.name in SCATTERING and windows_apart(op) > 1 for op in loop.walk())
+        return self.is_worth_one_function(loop) or (self.makes_whole(loop) and not any(apart))
+
+    def _started_in_a_row(self, region: Region) -> float:
+        """Seconds to start the ops of a region; many are not started in a row."""
+        count = own_kernels(region)
+        few = count <= self.device.few_kernels
+        return (self.device.kernel_in_a_row if few else self.device.kernel) * count
+
+    def is_vector(self, count: int) -> bool:
+        """Whether so many numbers that are computed alike are worth a vector."""
+        return count >= self.device.lanes
+
+    def is_less_in_vectors(self, scalars: int, vectors: int) -> bool:
+        """Whether so many ops on short vectors take no longer than so many on scalars."""
+        return self.device.vector * vectors <= scalars
+
+    def is_too_many_scalars(self, count: int) -> bool:
+        """Whether a loop has too many scalars to keep them in registers."""
+        return count >= self.device.registers
+
+    def is_too_many_arrays(self, count: int) -> bool:
+        """Whether a loop has too many arrays to keep their addresses in registers."""
+        return count >= self.device.pointers

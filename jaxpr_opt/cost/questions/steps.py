@@ -1,0 +1,149 @@
+"""Whether to ask before a step if it is taken, to branch, to start more loops."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import ceil, inf
+
+from jaxpr_opt.cost.prices import Prices, number, quotient
+from jaxpr_opt.cost.reuse import is_view
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value
+
+
+class StepQuestions(Prices):
+    """Whether to ask before a step if it is taken, to branch, to start more loops."""
+
+    __slots__ = ()
+
+    def is_worth_a_question(self, body: Region, predicate: Value | None = None) -> bool:
+        """Whether a step takes longer than testing before it whether to go on."""
+        return self.steps_a_question(body, predicate) == 1
+
+    def steps_a_question(self, body: Region, predicate: Value | None = None) -> int:
+        """How many steps take so much longer than asking whether to go on that it is worth it
+        though maybe none is skipped; of a batch, whether any element of a predicate is true.
+
+        Few numbers take a step no longer than starting its ops, many as long as computing them.
+        """
+        steps = quotient(self.device.unsure * self.device.question, self.step_seconds(body))
+        if predicate is None or predicate.size == 1:
+            return steps
+        tested = self.device.tested * number(predicate.size)
+        return max(steps, quotient(self.device.unsure * tested, self.repeated([body])))
+
+    def asks_in_no_time(self, scan: Scan, predicate: Value) -> bool:
+        """Whether one number more is tested before a step while others are computed, and steps are
+        so many that it is noticed if they end: more than it takes to fill in rows.
+        """
+        if predicate.size != 1 or self.loop_seconds(scan.length, 0) < self.device.step:
+            return False
+        stacked = sum(stack.result.nbytes for stack in scan.stacks)
+        return self.is_one_function(scan, stacked) or self.asks_while_starting(scan)
+
+    def asks_while_starting(self, scan: Scan) -> bool:
+        """Whether starting a step's ops one by one takes so much longer than testing a number
+        before it that it is worth it though maybe no step is skipped.
+        """
+        stacked = sum(stack.result.nbytes for stack in scan.stacks)
+        is_slow = self.device.step >= self.device.unsure * self.device.question
+        return is_slow and not self.is_one_function(scan, stacked)
+
+    def is_worth_questions(self, body: Region, predicate: Value, ops: Sequence[Op] = ()) -> bool:
+        """Whether a step takes so much longer than computing its predicate, with those of all
+        steps before the loop, that it is worth it though maybe no step is skipped; by ops of which
+        those that make more numbers than it has run in the loop, too.
+        """
+        asked = self.device.predicate * number(predicate.size)
+        sizes = [number(op.results[0].size) for op in ops if not is_view(op)]
+        again = self.device.predicate * sum(size for size in sizes if size > predicate.size)
+        return self.step_seconds(body) >= max(self.device.unsure * asked, self.doubtful(again))
+
+    def is_worth_masks(self, scan: Scan, masks: Sequence[Value]) -> bool:
+        """Whether all steps take so much longer than testing masks of them once that it is worth it
+        though maybe no step is skipped.
+        """
+        return self._outlasts(scan, self._testing(masks))
+
+    def is_worth_ranges(self, scan: Scan, arrays: Sequence[Value]) -> bool:
+        """Whether all steps take so much longer than starting to look for the least and the
+        greatest number of arrays, and asking for it, that it is worth it though maybe no step is
+        skipped; and longer than looking at all elements.
+        """
+        ops = 2 * self.device.kernel * len(arrays)
+        is_worth = self._outlasts(scan, ops + self.device.question)
+        return is_worth and self.steps_for_ranges(scan, arrays) < number(scan.length)
+
+    def steps_for_ranges(self, scan: Scan, arrays: Sequence[Value]) -> int:
+        """How many steps take twice as long as looking at all elements of arrays."""
+        return max(ceil(2 * self._testing(arrays) / self.step_seconds(scan.body)), 1)
+
+    def is_worth_a_search(self, body: Region, predicate: Value) -> bool:
+        """Whether a step takes longer than one of a loop that looks for the last step that is to be
+        taken, by its predicate.
+        """
+        asked = self.device.predicate * number(predicate.size) + self.device.step
+        return not self.asks_the_host and self.step_seconds(body) > asked
+
+    def is_worth_asking(
+        self, ops: Sequence[Op], predicate: Value, nbytes: int, rest: float = 0.0
+    ) -> bool:
+        """Whether ops take so much longer than asking whether any element of a predicate is true,
+        than writing so many bytes for a branch, and than the rest, that it is worth it though
+        maybe one always is.
+        """
+        asked = self.device.predicate * number(predicate.size) + self._branch(nbytes)
+        return max(self.run(ops), self.repeated(ops)) >= self.device.unsure * (asked + rest)
+
+    def is_worth_branches(self, saved: float, nbytes: int) -> bool:
+        """Whether a step saves more by taking a branch, where that is known to save so many
+        seconds, than asking and writing so many bytes for it takes.
+        """
+        return saved > self._branch(nbytes)
+
+    def halvings(self, numbers: int) -> int:
+        """How often halves of so many truth values are combined before the rest is reduced."""
+        if not self.device.reduces_one_by_one:
+            return 0
+        most = max(numbers // self.device.reduced_together, 1)
+        return min(most.bit_length() - 1, self.device.reduced_together.bit_length() - 1)
+
+    def is_worth_loops(self, more: int, seconds: float) -> bool:
+        """Whether saving so many seconds is worth so many more loops, though maybe no step that is
+        taken saves any.
+        """
+        return seconds >= self.device.unsure * more * self.device.step
+
+    def is_worth_starts(self, inner: int, seconds: float) -> bool:
+        """Whether saving so many seconds, for sure, is worth starting loops so often in a step."""
+        return seconds >= self.doubtful(number(inner) * self.device.step)
+
+    def is_worth_carrying(self, value: Value, ops: Sequence[Op], times: float) -> bool:
+        """Whether making a value so many times more, by these ops, takes longer than handing it on
+        to the next step.
+        """
+        return times * self.repeated(ops) > self.moved(value.nbytes)
+
+    def is_worth_handing_on(self, values: Collection[Value], again: float) -> bool:
+        """Whether carrying values from step to step takes less time than to make them again, which
+        takes so many seconds a step.
+        """
+        carried = self.doubtful(self.moved(sum(v.nbytes for v in values)))
+        return again > self.started(1 + len(values)) + carried
+
+    def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
+        """Whether ops of a step take so little of its time that a loop of their own saves most."""
+        inside = [each for op in ops for each in op.walk()]
+        part, step = self._step_of(inside), self.step_seconds(body)
+        return part < inf and self.doubtful(part) <= step
+
+    def _testing(self, arrays: Sequence[Value]) -> float:
+        """Seconds to look at all elements of arrays."""
+        return self.device.predicate * sum(number(array.size) for array in arrays)
+
+    def _outlasts(self, scan: Scan, asked: float) -> bool:
+        """Whether all steps take so much longer than what is asked once, though maybe in vain."""
+        return number(scan.length) * self.step_seconds(scan.body) >= self.device.unsure * asked
+
+    def _branch(self, nbytes: int) -> float:
+        """Seconds to wait for what a predicate says, to begin, and to write so many bytes."""
+        return self.device.question + self.device.step + self.moved(nbytes)
