@@ -8,7 +8,7 @@ from jax._src.interpreters import mlir  # noqa: TID251
 
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat_devices
-from jaxpr_opt.cost.model import using
+from jaxpr_opt.cost.model import CostModel, using
 
 hypothesis.settings.register_profile(
     "quick",
@@ -70,6 +70,13 @@ def barriers(monkeypatch):
 def dividing(monkeypatch):
     """A version of XLA that drops barriers before it fuses, on a CPU: divisions are fences."""
     monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
+
+
+@pytest.fixture
+def real_questions():
+    """Asking whether to go on takes as long as it does."""
+    with using(CostModel()):
+        yield
 
 
 @pytest.fixture(autouse=True)
