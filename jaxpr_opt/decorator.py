@@ -142,7 +142,7 @@ def optimize(
 
 
 def _plain(fun: Callable[..., Any], donate: Donate, jit_options: dict[str, Any]) -> Any:
-    """What `jax.jit` makes of a function."""
+    """The function as `jax.jit` compiles it."""
     dropped = () if donate is None else _DONATED  # there they are only what may be donated
     return jax.jit(fun, **{k: v for k, v in jit_options.items() if k not in dropped})
 
@@ -192,7 +192,7 @@ def _jitted(
 
 
 def unwrap(fun: Callable[..., Any]) -> Origin | None:
-    """What an optimised function was made from; None if it is not one."""
+    """The function from which an optimised one was made; None if it is not one."""
     if type(fun) not in _kinds:  # `functools.wraps` copies attributes: they lie
         return None
     return _origins.get(fun)

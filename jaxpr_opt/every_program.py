@@ -155,7 +155,7 @@ _listeners: list[Tell] = []
 
 
 def _program(jaxpr: Any, name: str) -> Any:
-    """What stands for the program of a jitted function."""
+    """The stand-in for the program of a jitted function."""
     pipeline = _pipeline()
     if pipeline is None:
         return jaxpr
@@ -179,7 +179,7 @@ def _options(jaxpr: Any) -> dict[str, Any]:
 
 
 def optimized(jaxpr: Any, pipeline: Pipeline, name: str) -> Any:
-    """What stands for the program of a jitted function; None if it stays as it is."""
+    """The stand-in for the program of a jitted function; None if it stays as it is."""
     from jaxpr_opt.boundary import rules
     from jaxpr_opt.bridge import compat, compat_jit
 

@@ -42,7 +42,7 @@ def is_installed(file: str) -> bool:
 
 
 def name_of(fun: Callable[..., Any]) -> str:
-    """What people call a function."""
+    """The name of a function as people write it."""
     while isinstance(fun, functools.partial):
         fun = fun.func
     return str(getattr(fun, "__name__", type(fun).__name__))

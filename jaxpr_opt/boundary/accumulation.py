@@ -76,7 +76,7 @@ class _Sums:
         return self.rw.insert(lax.add, base, value, before=before) if made is None else made
 
     def rule(self, op: Op | None) -> Callable[[Value, Value, Op], Value | None] | None:
-        """What is known of sums with the result of an op: (1)."""
+        """The rule for sums with the result of an op (1)."""
         if op is None:
             return None
         if isinstance(op, Cond | Remat):
@@ -170,7 +170,7 @@ def _added_window(base: Array, window: Array, *start: Array) -> Array:
 
 
 def _terms(value: Value) -> Iterator[tuple[Value, Op]]:
-    """What is summed up, with the op that reads it."""
+    """The terms of a sum, each with the op that reads it."""
     pending = [value.op]
     while pending:
         op = pending.pop()
@@ -211,7 +211,7 @@ def _path(value: Value, leaf: Value) -> list[tuple[Op, Value]] | None:
 
 
 def _arrays(value: Value) -> Iterator[tuple[Value, int]]:
-    """What an op may add to, and how often it is read for that: (1)."""
+    """The arrays that an op may add to, and how often each is read for that (1)."""
     op = value.op
     if op is None or isinstance(value, Constant):
         return

@@ -18,7 +18,8 @@ from jaxpr_opt.cost.model import cost_model
 
 
 def jit(fun: Callable[..., Any], **options: Any) -> Any:
-    """What `jax.jit` makes of it; options of XLA that are given go before those of the device.
+    """The function as `jax.jit` compiles it; options of XLA that are given go before those of the
+    device.
 
     In another program it is inlined: XLA copies what nested functions hand on, and what is constant
     around them is not known in them.

@@ -146,7 +146,7 @@ def _backward_history(
     nonzero_in: Mask,
     snapshots: Snapshots,
 ) -> History:
-    """What `(inputs, nonzero cotangents) -> nonzero cotangents in` must compute."""
+    """The reference for `(inputs, nonzero cotangents) -> nonzero cotangents in`."""
     num_outputs, count = len(program.jaxpr.out_avals), sum(nonzero_in)
     derived = program.lineage().mapped(
         lambda f: checking.vjp(f, nonzero, plain.nonzero_out, nonzero_in), count

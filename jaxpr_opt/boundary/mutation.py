@@ -64,7 +64,7 @@ class Watch:
         return changed, values
 
     def _variables(self) -> dict[str, Any]:
-        """What is in variables, but in those that only collect something on the way."""
+        """The arrays in variables, but for variables that only collect something on the way."""
         if self._nnx is None:
             return {}
         return {
@@ -109,7 +109,7 @@ def checked(jaxpr: ClosedJaxpr, count: int, changed: Iterable[Changed], name: st
 
 @remembered
 def _origin(value: Value) -> Value:
-    """What a value is that loops, branches and calls hand through."""
+    """The value from which loops, branches and calls hand this one through."""
     op = value.op
     if isinstance(op, Scan | While):
         for carry in op.carries:

@@ -192,8 +192,8 @@ class Program:
         return mask if any(mask) else ()
 
     def lineage(self) -> History:
-        """What derivatives of this program are checked against; a program that also returns
-        residuals begins a new history.
+        """The program against which derivatives of this one are checked; a program that also
+        returns residuals begins a new history.
         """
         whole = self.history.outputs == len(self.jaxpr.out_avals) and not self.history.guard
         return checking.begin(self.jaxpr) if self.history and not whole else self.history
@@ -295,7 +295,7 @@ class Program:
     def final(
         self, divided: bool | None = None, donated: frozenset[int] = frozenset()
     ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
-        """What to compile: the program after the final phase."""
+        """The program to compile: this one after the final phase."""
         every = (True,) * len(self.jaxpr.out_avals)
         jaxpr, _ = compat_ad.dce(self.jaxpr, every, keep_inputs=True)  # `select` left what is dead
         if jaxpr is not self.jaxpr:

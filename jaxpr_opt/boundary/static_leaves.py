@@ -85,7 +85,7 @@ class Results:
         return cls(arrays, statics)
 
     def whole(self) -> Any:
-        """What the function returned."""
+        """The value that the function returned."""
         return self.statics.filled(self.arrays)
 
 
@@ -124,7 +124,7 @@ class Call(NamedTuple):
     """The others, each with its place."""
 
     def arguments(self, arrays: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What to call the function with."""
+        """The arguments of the call."""
         given, by_name = self.statics.filled(arrays)
         args, kwargs = list(given), dict(by_name)
         for place, value in self.fixed:

@@ -87,7 +87,7 @@ class Wrapped:
         return _holding(self._refer(), self._pipeline, self._check)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make` makes: the same for the same key, if that is hashable."""
+        """The value that `make` returned for this key, if the key is hashable."""
         try:
             hash(key)
         except TypeError:

@@ -170,7 +170,7 @@ def inside_shard_map(params: dict[str, Any], ctx: Any) -> Iterator[None]:
 
 
 def effects(eqn: Any) -> frozenset[Any]:
-    """What an equation does besides computing; the name of an axis it runs over is not that."""
+    """The effects of an equation, but for the names of axes that it runs over."""
     return frozenset(e for e in eqn.effects if not isinstance(e, _core.NamedAxisEffect))
 
 

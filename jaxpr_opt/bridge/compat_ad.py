@@ -339,5 +339,5 @@ def zeros(aval: Any) -> Any:
 
 
 def context_key() -> Any:
-    """What tracing depends on besides arguments: meshes, axis names, precision."""
+    """The settings on which tracing depends besides arguments: meshes, axis names, precision."""
     return _config.trace_context()

@@ -65,7 +65,9 @@ def leaf_names(
     kwargs: dict[str, Any],
     static: tuple[Sequence[int], Sequence[str]] = ((), ()),
 ) -> tuple[str, ...]:
-    """What JAX calls the leaves of a function's arguments that are not static: ``params['w']``."""
+    """The names that JAX gives to the leaves of a function's arguments which are not static:
+    ``params['w']``.
+    """
     info = _api_util.debug_info(
         "jit", fun, args, kwargs, static_argnums=static[0], static_argnames=static[1]
     )

@@ -194,7 +194,7 @@ class _Copies:
         return [v if compat.is_literal(v) else names[v] for v in opened.outvars]
 
     def free(self, bound: Sequence[Any], outvars: Sequence[Any]) -> list[Any]:
-        """What the equations read and do not make, in order."""
+        """The variables that the equations read and do not make, in order."""
         known, found = set(bound), dict[Any, None]()
         for eqn in self.eqns:
             found |= dict.fromkeys(v for v in _variables(eqn.invars) if v not in known)
@@ -263,12 +263,12 @@ def _variables(atoms: Sequence[Any]) -> Iterator[Any]:
 
 
 def _operands(eqn: Any) -> list[Any]:
-    """What an equation reads, each once."""
+    """The variables that an equation reads, each once."""
     return list(dict.fromkeys(_variables(eqn.invars)))
 
 
 def _kind(eqn: Any) -> Hashable | None:
-    """What equations of one kind have in common; None for one that is like no other."""
+    """A key that equations of one kind share; None for an equation that is like no other."""
     position = {v: i for i, v in enumerate(_operands(eqn))}
     reads = tuple(
         (_bits(v.val) if compat.is_literal(v) else position[v], v.aval) for v in eqn.invars
@@ -282,7 +282,7 @@ def _kind(eqn: Any) -> Hashable | None:
 
 
 def _bits(value: Any) -> Hashable:
-    """What equal literals have in common: the sign of zero and the bits of a NaN, too."""
+    """A key that equal literals share: the sign of zero and the bits of a NaN count, too."""
     return type(value), np.asarray(value).tobytes()
 
 

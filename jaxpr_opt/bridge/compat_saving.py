@@ -104,7 +104,7 @@ def is_key_type(dtype: Any) -> bool:
 
 
 def implementation_of(key_type: Any) -> Any:
-    """What makes random numbers of keys of a type."""
+    """The random number generator of keys of a type."""
     return key_type._impl
 
 

@@ -121,6 +121,6 @@ def function_of(made: Any) -> Callable[..., Any]:
 
 
 def temporary_bytes(executable: Any) -> int | None:
-    """What XLA sets aside for a compiled program; None where the backend does not tell."""
+    """The temporary memory of a compiled program; None where the backend does not tell."""
     memory = executable.memory_analysis()
     return None if memory is None else int(memory.temp_size_in_bytes)

@@ -138,7 +138,7 @@ def wrapped(dtype: Any, number: int) -> Any:
 
 @functools.cache
 def extremes(dtype: Any) -> tuple[Any, Any] | None:
-    """What is less and what is greater than all else of a dtype; None if it has no order."""
+    """The least and the greatest element of a dtype; None if it has no order."""
     if dtype == np.bool_:
         return False, True
     if jnp.issubdtype(dtype, jnp.integer):

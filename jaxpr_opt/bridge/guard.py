@@ -118,7 +118,7 @@ def unknown(said: str) -> None:
 
 
 def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a program") -> T:
-    """What `ours` gives; where that fails, or the guard is shut, what `plain` gives."""
+    """The result of `ours`; where that fails, or the guard is shut, that of `plain`."""
     if not is_open():
         return plain()
     try:
@@ -163,7 +163,7 @@ def _is_known(version: Sequence[int]) -> bool:
 
 
 def _import() -> Exception | None:
-    """What goes wrong when the engine is imported."""
+    """Import the engine; the error if that fails."""
     try:
         with uncollected():
             for module in ("jaxpr_opt.boundary.rules", "jaxpr_opt.boundary.wrapping"):
@@ -174,7 +174,7 @@ def _import() -> Exception | None:
 
 
 def _tried() -> Exception | None:
-    """What goes wrong when the engine is tried."""
+    """Try the engine; the error if that fails."""
     try:
         with settings.override(strict=True, check=False, verify=False):
             importlib.import_module("jaxpr_opt.boundary.trial").run()

@@ -29,7 +29,7 @@ class Equation(Protocol):
 
     @property
     def operands(self) -> Sequence[Any]:
-        """What it reads."""
+        """The operands that it reads."""
 
 
 _SCATTER = "dimension_numbers indices_are_sorted mode unique_indices update_consts? update_jaxpr?"
@@ -177,17 +177,19 @@ def asks_for_all_bits(product: Equation) -> bool:
 
 
 def mode_of(op: Equation) -> Any:
-    """What a gather or scatter does with what is out of range; None of other ops, which clamp."""
+    """What a gather or scatter does with indices out of range; None of other ops, which clamp."""
     return op.params.get("mode")
 
 
 def fill_value_of(op: Equation) -> Any:
-    """What a gather gives where it is out of range; None for what JAX gives by itself."""
+    """The number that a gather gives for indices out of range; None for JAX's default."""
     return _read(op, "fill_value")
 
 
 def filled_by(gather: Equation) -> Any:
-    """What a gather gives where it is out of range; zero if that is an element of the array."""
+    """The number that a gather gives for indices out of range; zero if that is an element of the
+    array.
+    """
     fills = mode_of(gather) == GatherScatterMode.FILL_OR_DROP
     return fill_value_of(gather) if fills else 0
 

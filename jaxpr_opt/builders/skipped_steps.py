@@ -126,7 +126,7 @@ def _pieces(carry: Carry, skip: Skip) -> tuple[Piece, ...]:
 
 
 def _terms(carry: Carry) -> list[Value]:
-    """What a step adds up to make the next carry."""
+    """The terms that a step adds up for the next carry."""
     op = carry.next.op
     if op is None or op.name not in SUMS or len(carry.next.uses) != 1:
         return [carry.next]
@@ -179,7 +179,7 @@ def _places(writes: Sequence[Access], body: Region) -> set[Op]:
 
 
 def _made(skip: Skip, value: Value) -> SkippedRow:
-    """What a skipped step makes of a value."""
+    """The value that a skipped step computes instead of this one."""
     return SkippedRow(value=value, computed=skip.computed([value]))
 
 
@@ -213,7 +213,7 @@ def in_skipped_step(
 
 
 def _instead(skip: Skip, value: Value, row: SkippedRow, end: Op, rw: Rewriter) -> Value:
-    """What a skipped step stacks for `value`."""
+    """The row that a skipped step stacks for `value`."""
     if row.is_unspecified:
         return rw.undefined(value.aval, before=end)
     if row.value is not None:

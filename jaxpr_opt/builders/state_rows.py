@@ -120,8 +120,8 @@ def _shape(found: States, value: Value, first: tuple[int, ...]) -> tuple[int, ..
 
 
 def _of_rows(found: States, op: Op, array: jax.Array) -> jax.Array:
-    """What an op that lays out each row by itself, or picks of it, makes of some rows, which may
-    lie along one axis, not several.
+    """The rows that an op computes of some rows, which may lie along one axis, not several; the op
+    lays out each row by itself, or picks of it.
     """
     rows = found.rows
     lead = array.shape[: array.ndim - len(op.operands[0].shape) + rows]
@@ -156,7 +156,7 @@ def _stays(
 def _at_zero(
     found: States, outer: Sequence[Any], scalars: Sequence[Any], carried: Sequence[Any]
 ) -> list[Any]:
-    """What a zero gradient makes of elements."""
+    """The elements that an update leaves where the gradient is zero."""
     known, shape = _arrays(found, outer, carried), carried[0].shape
     for piece in found.pieces:
         rows = _shape(found, piece.result, shape)

@@ -53,7 +53,7 @@ def _rows(scatter: Op) -> list[int]:
 
 
 def scattered(scatter: Op, pad: Piece) -> Callable[[jax.Array], jax.Array]:
-    """What adds an update to zeros as the pad does, by windows of the scatter.
+    """Add an update to zeros where the pad does, by windows of the scatter.
 
     Its index differs along one axis only from that of the scatter, or XLA would not join the two.
     So there may be some windows too many: these add zeros.

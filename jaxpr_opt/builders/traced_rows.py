@@ -78,7 +78,9 @@ class _Plan:
 
     @property
     def operands(self) -> list[Value]:
-        """What a step writes, and where the gathers read that rearrange it."""
+        """The value that a step writes, and the places from which the gathers read that rearrange
+        it.
+        """
         return [self.found.write.value, *(g.op.operands[1] for g in self.found.later)]
 
     @property
@@ -115,7 +117,7 @@ class _Plan:
     def read(
         self, read: Access, gathers: Sequence[Rearrangement], row: jax.Array, *indices: jax.Array
     ) -> jax.Array:
-        """What is read of the row of the step before, when these gathers have rearranged it."""
+        """The row of the step before, as these gathers have rearranged it."""
         axis = self.found.axis
         window = self.moved(gathers, lax.expand_dims(row, (axis,)), indices)
         starts = enumerate(extent.start for extent in read.window)

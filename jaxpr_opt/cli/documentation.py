@@ -50,7 +50,7 @@ def source(each: Pass[Any]) -> str:
 
 
 def sentence(each: Pass[Any]) -> str:
-    """What the pass does: the first paragraph."""
+    """The first paragraph of what the pass does."""
     return " ".join(source(each).partition("\n\n")[0].split())
 
 

@@ -144,7 +144,7 @@ class _Walker:
 
 
 def _replaced(op: Scan | While) -> Iterator[Value]:
-    """What a step does not compute and hands to the next one as another carry: it is copied."""
+    """The carries that a step takes over from another carry: each is copied."""
     for carry in op.carries:
         root = buffer_of(carry.next)
         if root is not carry.param and (root.op is None or root.region not in op.regions):

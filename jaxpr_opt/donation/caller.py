@@ -153,7 +153,9 @@ def _site(code: CodeType, offset: int) -> Site | str:
 
 
 def _callee(frame: FrameType, path: tuple[str, ...]) -> object:
-    """What a call in the frame calls; None if that cannot be said without running code."""
+    """The function that a call in the frame calls; None if that cannot be said without running
+    code.
+    """
     scope, name, *attributes = path
     found = frame.f_globals.get(name) if scope == "global" else _local(frame, name)
     for attribute in attributes:
@@ -192,7 +194,7 @@ def _frame_references(frame: FrameType) -> int:
 
 
 def shared(value: Any, arrays: list[Any]) -> str:
-    """What leads to something inside `value`, other than `value` itself; empty if nothing does.
+    """How something else may refer to what is inside `value`, in words; empty if nothing does.
 
     Adds what arrays there are to `arrays`.  There may be many containers: those of one depth are
     looked at together.

@@ -139,7 +139,7 @@ class Donating:
         return Stage(lowered, lambda *call: variant.order(self._leaves(*call)), variant.finish)
 
     def donation(self, *args: Any, **kwargs: Any) -> Donation:
-        """What is donated by a call with these arguments, or with arrays of these types.
+        """The arguments that a call donates, with these arguments or arrays of these types.
 
         In mode `auto`: what would be, were all arguments given up.
         """

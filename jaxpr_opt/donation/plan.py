@@ -142,7 +142,7 @@ def donation(
     out_shardings: Sequence[Any] = (),
     kept: Collection[int] = (),
 ) -> Donation:
-    """What of a program can be donated.
+    """The arguments of a program that can be donated.
 
     Args:
       graph: the program.
@@ -176,7 +176,7 @@ def donation(
 
 
 def _marked(graph: Graph, offer: Offer) -> Aliasing:
-    """What `mark-donated-buffers` marks of what is offered."""
+    """The arguments that `mark-donated-buffers` marks of those that are offered."""
     marking: Any = registry.named("mark-donated-buffers")
     run_pass(replace(marking, offer=offer), graph, Journal(graph.phase, with_refusals=False))
     assert graph.donated is not None
@@ -184,7 +184,7 @@ def _marked(graph: Graph, offer: Offer) -> Aliasing:
 
 
 def _names(info: Any, field: str, otherwise: str, count: int) -> list[str]:
-    """What JAX calls the arguments or the results of a program."""
+    """The names that JAX gives to arguments or results of a program."""
     known = [str(name) for name in getattr(info, field, None) or ()]
     return known if len(known) == count else [f"{otherwise} {i}" for i in range(count)]
 
@@ -200,7 +200,7 @@ def _buffers(avals: Sequence[Any], shardings: Sequence[Any]) -> list[Buffer | No
 
 
 def _buffer(aval: Any, sharding: Any) -> Buffer | None:
-    """What a value of this type takes; None for what is no array of known size."""
+    """The buffer of a value of this type; None for what is no array of known size."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
         return None

@@ -79,7 +79,7 @@ class Trading:
     passes: tuple[Pass[Any], ...]
 
     def find(self, graph: Graph, *, is_straight: bool = False) -> list[Match]:
-        """What its passes would do on a graph as it is, or only in straight-line code; raises
+        """The matches of its passes on a graph as it is, or only in straight-line code; raises
         `PassError`.
         """
         census, journal = Census(graph), Journal(graph.phase, with_refusals=False)
@@ -186,8 +186,8 @@ def _is_anchor(op: Op, each: Pass[Any]) -> bool:
 
 
 def _judged(each: Pass[Any], op: Op, journal: Journal) -> Iterator[tuple[Match, str | None]]:
-    """What a pass finds at an op, each match with why it is left; nothing more where that depends
-    on a size that is a symbol.
+    """The matches of a pass at an op, each with the reason why it is refused; no more where that
+    depends on a size that is a symbol.
     """
     try:
         for match in each.find(op):

@@ -64,7 +64,7 @@ def _cause(loop: Scan, row: Value) -> Cause | None:
 
 
 def _behind_dummies(row: Value) -> Value:
-    """What the row is in the only branch that makes one; the row itself if there is none."""
+    """The row that the only branch which makes one yields; the row itself if there is none."""
     value: Value | None = row
     while value is not None:
         cases = _cases(value)
@@ -77,8 +77,8 @@ def _behind_dummies(row: Value) -> Value:
 
 @remembered
 def _source(value: Value, loop: Scan) -> Value:
-    """What a value is moved, spread out or carried along unchanged from; in a batch, selected from
-    copies of it.
+    """The value from which this one is moved, broadcast or carried unchanged; in a batch, selected
+    from copies of it.
     """
     while True:
         op, carry = value.op, loop.carry_of(value)
@@ -96,7 +96,7 @@ def _source(value: Value, loop: Scan) -> Value:
 
 
 def _cases(value: Value) -> tuple[Value, ...]:
-    """What a value may be: in a batch, a branch becomes a select."""
+    """The values that a value may be: in a batch, a branch becomes a select."""
     op = value.op
     if isinstance(op, Cond):
         return op.outcomes[value.position].values

@@ -78,7 +78,7 @@ class Trend:
         return max(grown, default=0.0)
 
     def together(self, terms: Iterable[Term]) -> tuple[int, ...]:
-        """What some of the terms come to: their sum; of memory, the largest."""
+        """The total of some of the terms: their sum; of memory, the largest."""
         combine = max if self.measure == "peak_bytes" else sum
         return tuple(map(combine, zip(*(term.amounts for term in terms), strict=True)))
 

@@ -59,7 +59,9 @@ def last_uses(region: Region) -> dict[Value, Op]:
 
 
 def moments(region: Region) -> Iterator[Moment]:
-    """What each op of a region makes and ends, in program order, without regions inside it."""
+    """The values that each op of a region makes and ends, in program order, without regions inside
+    it.
+    """
     last = last_uses(region)
     ending: dict[Op, list[Value]] = {}
     for value, op in last.items():
@@ -127,9 +129,7 @@ def _place(value: Value, taken: Iterable[Value]) -> Value | None:
 
 
 def _carried(region: Region, runs: Sequence[Run]) -> set[Value]:
-    """What a loop's step hands on to the next, where it is written over what the step started
-    with.
-    """
+    """The next values that a step writes over the carries that it started with."""
     place: dict[Op | None, int] = {run.op: i for i, run in enumerate(runs)}
     owner = region.owner
     if not isinstance(owner, Scan | While) or region is not owner.regions[-1]:
@@ -202,7 +202,7 @@ def room(values: Iterable[Value]) -> int:
 
 
 def rows(region: Region) -> tuple[Value, ...]:
-    """What is live throughout a region beside its ops' results: the rows of a scan's streams.
+    """The rows of a scan's streams: live throughout its region.
 
     Carries live in the results of their loop.
     """

@@ -61,7 +61,8 @@ class Saved:
 
 
 def saved(graph: Graph, handed_over: Iterable[Value] | None = None) -> tuple[Saved, ...]:
-    """What the gradients in a graph keep, each value once, in the order in which it is needed.
+    """The values that the gradients in a graph keep, each once, in the order in which they are
+    needed.
 
     Scalars that are written in the program are not counted, unless they are handed over; arrays it
     has captured are.
@@ -90,7 +91,9 @@ def saved(graph: Graph, handed_over: Iterable[Value] | None = None) -> tuple[Sav
 
 
 def kept(graph: Graph) -> tuple[Saved, ...]:
-    """What the gradients in a graph keep in memory of its own: no arguments, no captured arrays."""
+    """The values that the gradients in a graph keep in memory of their own: no arguments, no
+    captured arrays.
+    """
     return tuple(each for each in saved(graph) if each.kind == "intermediate")
 
 
@@ -137,7 +140,9 @@ def _origin(value: Value) -> tuple[Value, tuple[int, ...]]:
 
 
 def inside(result: Value) -> Value | None:
-    """What a result of a structured op was in its region; an argument of a call, outside of it."""
+    """The value in its region that a result of a structured op was; of an argument of a call, that
+    outside of it.
+    """
     op = result.op
     if op is None:
         region = result.region
@@ -156,7 +161,7 @@ def inside(result: Value) -> Value | None:
 
 
 def _written(op: Op, index: int) -> Value | None:
-    """What each step writes into a buffer that a loop carries and finds empty, slice by slice.
+    """The slices that each step writes into a buffer that a loop carries and finds empty.
 
     That is what a stack becomes in a loop that stops early.
     """

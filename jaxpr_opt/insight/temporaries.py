@@ -168,7 +168,7 @@ def _peak(buffers: Iterable[_Buffer]) -> int:
 
 
 def _apart(op: Op, region: Region, apart: Set[Value]) -> Set[Value]:
-    """What a region makes of the results of its op that are not to be counted."""
+    """The outputs of a region that become results of its op which are not to be counted."""
     if isinstance(op, Scan | While) or apart.isdisjoint(op.results):
         return frozenset()
     both = zip(region.outputs, op.results, strict=False)

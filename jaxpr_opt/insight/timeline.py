@@ -96,7 +96,7 @@ class Timeline:
 
 
 def timeline(graph: Graph) -> Timeline:
-    """What is live when; ``timeline(graph).peak.live == peak_bytes(graph)``."""
+    """The live values at each moment; ``timeline(graph).peak.live == peak_bytes(graph)``."""
     residuals = {each.value: each for each in saved(graph)}
     arguments = room(graph.inputs)
     walker = _Walker(_backward(graph), residuals)

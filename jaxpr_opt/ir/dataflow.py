@@ -25,7 +25,7 @@ def reads(ops: Iterable[Op]) -> set[Value]:
 
 
 def users_through(value: Value, passes_on: Callable[[Op], bool]) -> Iterator[Op]:
-    """What reads a value, or what ops that pass it on make of it."""
+    """The ops that read a value, or what ops that pass it on make of it."""
     pending = [value]
     for each in pending:
         yield from each.users
@@ -33,7 +33,7 @@ def users_through(value: Value, passes_on: Callable[[Op], bool]) -> Iterator[Op]
 
 
 def source_through(value: Value, passes_on: Callable[[Op], bool]) -> Value:
-    """What ops that pass on their first operand make a value of."""
+    """The value from which ops that pass on their first operand make this one."""
     while value.op is not None and passes_on(value.op):
         value = value.op.operands[0]
     return value

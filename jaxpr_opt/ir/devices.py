@@ -86,7 +86,8 @@ def _is_checked(shard_map: Call) -> bool:
 
 
 def fence() -> Fence | None:
-    """What keeps XLA from moving a read past a write until it has placed its copies, if anything.
+    """How XLA is kept from moving a read past a write until it has placed its copies: a barrier, a
+    division, or not at all (None).
 
     Since JAX 0.11 a barrier does.  Before, XLA dropped barriers too early.  On a CPU a division
     does, too: XLA:CPU does not compute it again in each of its readers, as other devices may.

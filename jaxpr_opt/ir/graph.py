@@ -126,7 +126,8 @@ class Value:
 
     @property
     def label(self) -> str:
-        """What a reader of the source would call it: its name, or what makes it, or its type.
+        """The name a reader of the source would use: the value's own, or the op that makes it, or
+        its type.
 
         `cos of jnp.sin(x)` is an op that the user's expression makes.
         """
@@ -367,7 +368,7 @@ class Region:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What the region yields."""
+        """The values that the region yields."""
         return self.terminator.operands
 
     @property

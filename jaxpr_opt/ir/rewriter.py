@@ -327,12 +327,12 @@ class Rewriter:
         return region
 
     def set_inputs(self, graph: Graph, inputs: Sequence[Value]) -> None:
-        """What a program takes."""
+        """Set the inputs of a program."""
         graph.body._set_params(inputs)
         self._record("modify", None)
 
     def set_outputs(self, region: Region, outputs: Sequence[Value]) -> None:
-        """What a region yields."""
+        """Set the values that a region yields."""
         region.terminator._set_operands(tuple(outputs))
         self._record("modify", region.owner if isinstance(region.owner, Op) else None)
 

@@ -168,7 +168,7 @@ def unchanged(graph: Graph) -> Candidate:
 
 
 def rewritten(base: Candidate, stage: Stage, *models: CostModel) -> Candidate:
-    """What the stage makes of a copy of a candidate, at some prices one after the other."""
+    """A copy of a candidate, rewritten by the stage at some prices one after the other."""
     copy, journal = copy_graph(base.graph), Journal(base.graph.phase, with_refusals=is_collected())
     journal.absorb(base.journal)
     snapshots = [*base.snapshots]

@@ -32,7 +32,7 @@ class Again:
 
 
 def again(found: Dropping) -> list[Again]:
-    """What is computed again of each segment of which something is."""
+    """The ops that are computed again, by segment."""
     turn, kept = found.turn, set[Value]()
     late: list[dict[Value, int]] = [{} for _ in found.segments]
     for place in range(turn.at, len(turn.ops)):

@@ -59,7 +59,7 @@ def _stacked(scan: Scan, value: Value, rw: Rewriter) -> int:
 
 
 def _starts(outer: Scan, carry: int, rw: Rewriter) -> Value:
-    """What each segment starts with, of one carry, stacked."""
+    """The stack of one carry at the start of each segment."""
     start = outer.carries[carry].param
     stack = Stack(start, rw.new_value(rw.stacked_aval(start, outer.length), start.name))
     rw.set_scan(outer, stacks=[*outer.stacks, stack])
@@ -214,7 +214,7 @@ def _taken(
 
 
 def _skipped(skip: Skip, inner: Scan, starts: Sequence[Value], rw: Rewriter) -> Region:
-    """What a segment does that is skipped: nothing."""
+    """The branch of a segment that is skipped: it does nothing."""
     region = rw.new_region()
     rows = list[Value]()
     for stack in inner.stacks:

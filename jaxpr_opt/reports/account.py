@@ -108,7 +108,7 @@ class PassReport:
 
 
 def accounts(journals: Sequence[Journal]) -> tuple[PassReport, ...]:
-    """What every pass did, in order of first run."""
+    """The account of every pass, in order of first run."""
     records = [record for journal in journals for record in journal.records.values()]
     names = dict.fromkeys(record.name for record in records)
     saved = _saved(journals, cleanups={record.name for record in records if record.cleanup})

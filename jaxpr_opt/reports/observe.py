@@ -78,8 +78,8 @@ def of_jaxpr(trace: Callable[[], ClosedJaxpr], name: str) -> tuple[Graph, list[J
 
 
 def improved(graph: Graph, pipeline: Pipeline | None = None) -> tuple[Graph, Journal]:
-    """What a pipeline, by default the library's, makes of a whole program, and what it did; the
-    graph stays.
+    """The program that a pipeline, by default the library's, makes of a whole program, and its
+    journal; the graph stays.
     """
     failures = list[tuple[str, str]]()
     pipeline = registry.default_pipeline() if pipeline is None else pipeline

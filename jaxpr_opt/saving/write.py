@@ -167,7 +167,7 @@ class _Writer:
         return {"op": "first-order", "primitive": op.primitive.name, "params": params}
 
     def captures(self, region: Region) -> list[Value]:
-        """What a region reads from outside, captured arrays that became arguments too."""
+        """The outer values of a region, and the captured arrays that became arguments."""
         read = (v for op in region.walk() for v in op.operands if isinstance(v, Constant))
         arguments = {id(v.value): v for v in read if id(v.value) in self.numbers}
         return [*region.captures(), *arguments.values()]

@@ -121,7 +121,7 @@ class ScanInPlace(Pass[Copied]):
 
 
 def _places(scan: Scan) -> dict[Value, Place]:
-    """What the stacks become a part of."""
+    """The arrays that the stacks become parts of."""
     found = ((s.result, place_of_stack(s, scan)) for s in scan.stacks)
     return {result: place for result, place in found if place is not None}
 
@@ -162,7 +162,7 @@ def _counter(scan: Scan, rw: Rewriter) -> Carry:
 
 
 def _written(scan: Scan, stack: Stack, place: Place, counter: Carry, rw: Rewriter) -> Carry:
-    """What a stack becomes a part of, as a carry that each step writes its row to."""
+    """The array that a stack becomes a part of, as a carry to which each step writes its row."""
     rows, end = place.rows, scan.body.terminator
     aval = rows.array.aval
     start = place.start or rw.undefined(aval, before=scan)

@@ -114,6 +114,6 @@ def _needed(scan: Scan, rows: Sequence[Value]) -> tuple[Value, ...]:
 
 
 def _made_of(row: Value) -> set[str]:
-    """What is made of a row, or of its moves: products, and differences from one."""
+    """The names of the ops that read a row, or its moves: products, and differences from one."""
     users = users_through(row, lambda op: op.name in VIEWING)
     return {op.name for op in users if op.name == "mul" or is_negation(op)}

@@ -155,6 +155,6 @@ def _is_read_back(stack: Stack, found: tuple[Skip, ...]) -> bool:
 
 
 def _kept(skip: Skip, stack: Stack, left_out: Container[Stack] = ()) -> SkippedRow:
-    """What a skipped step stacks, if that can be told, and if it is read."""
+    """The rows that a skipped step stacks, if they are known and read."""
     row = skipped_row(skip, stack)
     return SkippedRow() if isinstance(row, str) or stack in left_out else row

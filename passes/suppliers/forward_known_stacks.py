@@ -165,7 +165,7 @@ def _moving(match: Copied) -> list[int]:
 
 
 def _windows(match: Copied, rw: Rewriter) -> Value:
-    """What is read in each step, stacked."""
+    """The windows that are read in each step, stacked."""
     scan, read = match.op, match.read
     (moving,) = _moving(match)
     starts = [extent.start for extent in read.window if extent.start is not None]

@@ -125,14 +125,14 @@ class RecomputeSegments(Pass[Segments]):
 
 @remembered
 def _trades(end: Op) -> tuple[Trade, ...]:
-    """What may be dropped, in figures, the fastest first."""
+    """The bytes that may be dropped and the seconds that they cost, the fastest first."""
     if (original := copied_from(end)) is not None:
         return _trades(original)
     return tuple(_trade(each, runs(end)) for each in droppings(end))
 
 
 def _trade(found: Dropping, times: int) -> Trade:
-    """What a region gains and pays that runs so many times."""
+    """The bytes that a region saves and the seconds that it pays, if it runs so many times."""
     flops = sum(cost(op).flops or 0 for part in again(found) for op in part.ops)
     saved = found.before - found.nbytes
     return Trade(found.nbytes / found.before, times * found.seconds, saved, times * flops)

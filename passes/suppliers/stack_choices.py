@@ -127,7 +127,7 @@ def _moved(case: Value, cond: Cond) -> list[Op] | None:
 
 
 def _leaves(case: Value, made: list[Op]) -> list[Value]:
-    """What a value is moved from: itself if by no op."""
+    """The values from which a value is only moved: itself if by no op."""
     results = {v for op in made for v in op.results}
     return [v for v in (case, *(v for op in made for v in op.operands)) if v not in results]
 

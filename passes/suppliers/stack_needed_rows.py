@@ -131,7 +131,7 @@ class StackNeededRows(Pass[Needed]):
 
 
 def _picked(op: Op, array: Value, rows: Numbers, rw: Rewriter) -> Value:
-    """What a slice or gather reads, of the rows that are needed."""
+    """The rows that a slice or gather reads, among those that are needed."""
     if op.name == "gather":
         index = op.operands[1]
         places = rw.array(rows.astype(index.dtype).reshape(index.shape))

@@ -118,7 +118,7 @@ class StackReadWindows(Pass[WindowsOfRows]):
 
 
 def _made(match: WindowsOfRows, read: _Read, rw: Rewriter) -> Value:
-    """What a reader reads, in the step that stacks."""
+    """The window that a reader reads, in the step that stacks."""
     array, place = match.stack.value, read.place
     assert place is not None
     if match.back:

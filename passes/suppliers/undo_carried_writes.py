@@ -117,7 +117,7 @@ class UndoCarriedWrites(Pass[StackedVersions]):
 
 
 def _keep(write: Op, versions: Versions, outermost: Scan, rw: Rewriter) -> Value:
-    """What a write replaces, read before it if it is not known."""
+    """The window that a write replaces, read before the write if it is not known."""
     position, number = UPDATE[write.name], versions.replaced
     if number is not None:
         shape, dtype = write.operands[position].shape, write.operands[0].dtype

@@ -120,7 +120,9 @@ class NarrowCarriedArrays(Pass[Narrow]):
 
 
 def _remark(found: Buffer) -> dict[str, Any]:
-    """What the match is about: an array that is copied, or made anew for each run of the loop."""
+    """The fields of a match for reports: an array that is copied, or made anew for each run of the
+    loop.
+    """
     carry, at = found.carry, copied_by(found)
     if uniform(carry.init) == 0:
         return {"about": carry.result, "at": found.accesses[-1].op, "waste": "zeros"}
@@ -154,7 +156,7 @@ def _why_left_in_place(touched: Touched) -> str | None:
 
 
 def _outermost(found: Buffer) -> Carry:
-    """What the array is to the outermost loop that does nothing but hand it on to the inner one."""
+    """The array of the outermost loop that only hands it on to the inner one."""
     carry, loop = found.carry, found.loop
     while isinstance(outer := loop.parent, Scan):
         handed = outer.carry_of(original(carry.init))

@@ -181,7 +181,7 @@ def _is_of_a_stack(found: Part | PartAt) -> bool:
 
 
 def _fill(read: Op) -> Any:
-    """What stands for rows out of range, if they are filled."""
+    """The number that stands for rows out of range, if they are filled."""
     if mode_of(read) != lax.GatherScatterMode.FILL_OR_DROP:
         return None
     number = fill_value_of(read)

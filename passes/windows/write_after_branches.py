@@ -185,7 +185,7 @@ def _is_copied(writes: BranchWrites) -> bool:
 
 
 def _users(writes: BranchWrites) -> list[Op]:
-    """What reads the array that is written to."""
+    """The ops that read the array that is written to."""
     return list(writes.made[0].array.users)
 
 

@@ -129,7 +129,7 @@ def _places(write: Access, scan: Scan) -> list[Op]:
 
 
 def _of_steps(write: Access, scan: Scan) -> list[Value]:
-    """What a step knows of where the window is."""
+    """The values of a step that say where the window is."""
     return [v for v in write.indices if scan.body.defines(v)]
 
 

@@ -119,7 +119,9 @@ def _sent(index: Value, scan: Scan, route: Route, rw: Rewriter) -> Value:
 
 
 def _cases(select: Op, mask: WrittenMask) -> tuple[Value, Value]:
-    """What a select takes where something was written, and elsewhere."""
+    """The case that a select takes where something was written, and the one that it takes
+    elsewhere.
+    """
     _, if_false, if_true = select.operands
     return (if_true, if_false) if mask.there else (if_false, if_true)
 

@@ -41,7 +41,7 @@ class Buffer:
         return dtypes.array_text(self)
 
     def differs(self, other: Buffer) -> str:
-        """What keeps two buffers of one type from being one; empty if nothing does."""
+        """The reasons why two buffers of one type cannot be one; empty if there are none."""
         # Condition 2 of mark-donated-buffers.
         if None not in (self.memory, other.memory) and self.memory != other.memory:
             return f"is in {self.memory} memory, the result in {other.memory} memory"

@@ -104,7 +104,7 @@ class _Fusing:
             self._place(op)
 
     def found(self) -> Fused:
-        """What is in memory, and what is not."""
+        """Which arrays are in memory, and which XLA computes inside other ops."""
         ops = list(self.region.ops)
         self.read.update((op, self._read(op)) for op in ops)
         wanted, kept = set[Value](), set[Op]()

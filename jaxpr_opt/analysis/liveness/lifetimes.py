@@ -88,7 +88,7 @@ class Lifetimes:
         )
 
     def obstacle(self, i: int, j: int) -> tuple[str, Op | None]:
-        """What keeps input `i` from becoming output `j`, in words, and the op they are about."""
+        """Why input `i` cannot become output `j`, in words, and the op that this is about."""
         argument, result = self._inputs[i], self._outputs[j]
         if argument in self._bits:
             return "is returned as it is, and cannot be another result too", None

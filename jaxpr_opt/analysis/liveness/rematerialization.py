@@ -91,8 +91,8 @@ class Dropping:
 
 
 def cheapest(end: Op) -> Dropping | None:
-    """What to drop in the region that ends here, as the cost model says; None where keeping
-    everything costs least.
+    """The values to drop in the region that ends here, by the cost model; None where keeping all of
+    them costs least.
     """
     best = _cheapest(droppings(end))
     return None if best is None else best.at(end)
@@ -206,7 +206,9 @@ class _Search:
         return np.searchsorted(self.cuts, places, side="right") - 1
 
     def _others(self) -> Matrix:
-        """What is there that was made after the peak, while a segment is read."""
+        """Bytes of the other values that are made after the peak and are there while a segment is
+        read.
+        """
         most = np.zeros(len(self.cuts))
         cells = self._cells([self._made(value) for value in self.turn.readers])
         for cell, places in zip(cells, self.turn.readers.values(), strict=True):
@@ -312,7 +314,7 @@ def _rectangles(
 
 
 def _results(turn: Turn) -> set[Value]:
-    """What is there to the end."""
+    """The arrays that stay to the end of a region."""
     return {array for value in turn.region.outputs for array in turn.arrays(value)}
 
 

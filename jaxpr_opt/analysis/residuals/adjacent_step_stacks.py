@@ -76,7 +76,7 @@ def is_good_part(row: Value, loops: Iterable[Scan]) -> bool:
 
 @remembered
 def _streamed_bytes(scan: Scan) -> int:
-    """What a step of a loop reads of streams."""
+    """The bytes that a step of a loop reads of its streams."""
     return sum(stream.param.nbytes for stream in scan.streams)
 
 

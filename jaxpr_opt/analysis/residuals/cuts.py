@@ -77,7 +77,7 @@ def residuals(scan: Scan, *, nests: bool = False) -> tuple[Residual, ...]:
 
 
 def _of_one_branch(cond: Cond, result: Value) -> Value:
-    """What the only branch that specifies a result gives; else the result."""
+    """The value that the only branch which specifies a result gives; else the result."""
     given = [v for v in cond.outcomes[result.position].values if not is_undefined(v)]
     return given[0] if len(given) == 1 and cond.defines(given[0]) else result
 

@@ -56,7 +56,7 @@ def inner_loops(scan: Scan) -> tuple[InnerLoop, ...]:
 
 
 def _stored(scan: Scan, skip: Skip) -> InnerLoop | None:
-    """What is stored of the stacks of one loop; None if nothing is."""
+    """The part of one loop's stacks that is stored; None if none is."""
     rows = {stack.result for stack in skip.scan.stacks if _may_be_made_again(stack.value, skip)}
     made = depending_on(rows, (op for op in scan.body.ops if not _is_given(op)))
     found = tuple(

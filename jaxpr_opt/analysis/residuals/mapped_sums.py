@@ -40,7 +40,7 @@ class MappedSum:
 
 
 def mapped_sum(scan: Scan, accumulator: Accumulator) -> MappedSum | None:
-    """What is better added up than the terms themselves; None if there is nothing."""
+    """The values to add up instead of the terms, where that is cheaper; None if there are none."""
     is_fixed = _fixed(scan)
     maps = _linear_ops(accumulator, is_fixed)
     if not maps:

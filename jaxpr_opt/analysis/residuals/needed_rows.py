@@ -165,7 +165,7 @@ def _any(steps: list[Numbers]) -> Numbers:
 
 @remembered
 def steps_of(scan: Scan) -> _Steps | None:
-    """What is known of a loop's steps; None if they are too many."""
+    """The facts that are known of each step of a loop; None if the steps are too many."""
     is_known = is_sized((scan.length,)) and 0 < scan.length <= limits.STEPS_KNOWN
     return _Steps(scan) if is_known else None
 
@@ -253,7 +253,9 @@ class _Steps:
         return later
 
     def _cases(self, value: Value) -> list[tuple[Value, Numbers]]:
-        """What a value is in which steps, if that is known of a cond or a select."""
+        """The values that a cond or a select may choose, each with the steps in which it does, if
+        known.
+        """
         op = value.op
         if op is None or op.region is not self.scan.body:
             return []
@@ -269,5 +271,5 @@ class _Steps:
 
 
 def _left(value: Value, branch: Region) -> Value:
-    """What a value is in a branch, or at its end if it is a result of the branch's cond."""
+    """The output of a branch for a result of its cond; any other value as it is."""
     return branch.outputs[value.position] if value.op is branch.owner else value

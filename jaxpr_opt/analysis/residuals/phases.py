@@ -173,7 +173,7 @@ def divided(
 
 
 def _facts(choices: Choices, division: Division, piece: int) -> dict[Value, bool | Splat]:
-    """What each choice is in a piece, if it is one number there."""
+    """The choices that are one number in all steps of a piece, with that number."""
     starts = division.starts
     facts: dict[Value, bool | Splat] = {}
     for value, numbers in choices.items():

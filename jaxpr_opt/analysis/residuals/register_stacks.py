@@ -37,7 +37,9 @@ class State:
 
     @property
     def present(self) -> Value | None:
-        """What enters, if it is streamed or stacked already."""
+        """A value that enters the register and is streamed or stacked already; None if there is
+        none.
+        """
         scan, there = self.register.scan, available(self.register.scan)
         entering = () if self.ops else self.register.entering
         return next((v for v in entering if v in there or scan.stream_of(v)), None)
@@ -74,7 +76,7 @@ def _is_same_anywhere(op: Op) -> bool:
 
 
 def _made_of(op: Op, found: Mapping[Value, State]) -> State | None:
-    """What an op makes of rows, if it makes the same of each, wherever that is, and always."""
+    """The state that an op computes of rows, if it computes each row alike, wherever the row is."""
     states = [found[v] for v in op.operands if v in found]
     if not states or op.result.shape != states[0].value.shape:
         return None

@@ -56,7 +56,7 @@ class Step:
 
 
 def step_of(scan: Scan) -> Step:
-    """What the prices of ops of a step depend on."""
+    """The facts of a step on which the prices of its ops depend."""
     whole, fetched = restored(scan), _fetched(scan)
     return Step(
         model=cost_model(),
@@ -253,7 +253,7 @@ def _fetched(scan: Scan) -> Set[Op]:
 
 
 def _outer(read: Op) -> Iterable[Value]:
-    """What says where a window is, of what the step that reads it does not compute."""
+    """The operands that say where a window is and that the step which reads it does not compute."""
     region = read.region
     return (v for v in read.operands[1:] if region is None or not region.defines(v))
 

@@ -145,7 +145,7 @@ def _needed(
 
 
 def _reached(roots: Iterable[Value], told: Sequence[Value]) -> Set[Value]:
-    """What values are computed from; of a branch, only what makes them."""
+    """The values that some values are computed from; of a branch, only those that they need."""
     found, left = set[Value](), list(roots)
     while left:
         value = left.pop()

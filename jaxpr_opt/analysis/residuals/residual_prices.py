@@ -55,7 +55,7 @@ class ResidualPrices:
         return None if seconds == inf else price(seconds)
 
     def more_seconds(self, cut: Cut) -> float:
-        """What a step and that of the loop back take more with a cut."""
+        """The seconds that a step and the step back take longer with a cut."""
         kept = sum(self._kept(value) for value in cut.stored if value not in self.present)
         kept -= sum(map(self._kept, {value for _, value in cut.residuals}))
         return kept + sum(repeated_seconds(self.step, op) for op in cut.ops)

@@ -223,7 +223,7 @@ def _asked_array(skip: Skip) -> tuple[Value, bool] | None:
 
 
 def _laid_out(array: Value) -> Value:
-    """What an array has the same elements as, in the same rows."""
+    """The array from which this one is reshaped or moved, row by row."""
     while array.op is not None and array.op.name in LAYING:
         source = array.op.operands[0]
         if source.size != array.size or source.shape[:1] != array.shape[:1]:

@@ -65,7 +65,7 @@ class Packing:
     """What a step still computes, operands first."""
 
     def pieces(self, lanes: Lanes) -> tuple[Piece, ...]:
-        """What a vector of these lanes is put together of."""
+        """The parts of vectors, and the scalars, that make a vector of these lanes."""
         found: list[Piece] = []
         for value, index in lanes:
             source, start = self.places.get(value, (value, index))
@@ -94,7 +94,7 @@ class Packing:
         yield from self.arrays.values()
 
     def units(self, values: Iterable[Value]) -> Iterator[Op | Pack]:
-        """What of the step makes these values."""
+        """The ops and packs of the step that compute these values."""
         body = self.scan.body
         for value in values:
             place, _ = self.places.get(value, (None, 0))
@@ -106,7 +106,7 @@ class Packing:
                     yield op
 
     def read(self, unit: Op | Pack) -> list[Value]:
-        """What is read where a unit of the step is computed."""
+        """The values that a unit of the step reads."""
         if isinstance(unit, Pack):
             return [value for lanes in unit.operands for value, _ in lanes]
         if unit.results and unit.results[0] in self.arrays:
@@ -114,7 +114,7 @@ class Packing:
         return list(inputs(unit))
 
     def outputs(self) -> list[Value]:
-        """What the step is computed for, as far as that stays as it is."""
+        """The values that the step must still compute for its loop."""
         gone = {c.param for row in self.rows for c in row.carries}
         nexts = [c.next for c in self.scan.carries if c.param not in gone]
         return [*nexts, *(s.value for s in self.scan.stacks)]

@@ -70,8 +70,8 @@ def _rows(scan: Scan, backwards: bool) -> list[Row]:
 
 
 def _sums(scan: Scan, backwards: bool) -> Iterator[list[Value]]:
-    """What is computed alike of the terms of sums: of a loss, of what is shared in a gradient.  The
-    sums themselves stay as they are.
+    """The terms of sums that isomorphic ops compute: of a loss, of what is shared in a gradient.
+    The sums themselves stay as they are.
     """
     for op in scan.body.ops:
         if op.name not in SUMS or any(user.name == op.name for user in op.result.users):
@@ -191,8 +191,8 @@ def _depends_on_itself(found: Packing, pack: Pack) -> bool:
 
 
 def _ordered(found: Packing) -> tuple[Op | Pack, ...]:
-    """What the step needs to compute, operands first, else in program order; nothing if that cannot
-    be.
+    """The units that the step needs, operands first, else in program order; empty if there is no
+    order.
     """
     needs, done, entered = _needs(found), dict[Op | Pack, None](), set[Op | Pack]()
     for op in found.scan.body.ops:

@@ -33,7 +33,7 @@ Known = Value | Splat
 
 
 def zero_of(value: Value) -> Splat:
-    """What is known of a value that is zero."""
+    """The fact that a value is zero."""
     return Splat(np.zeros((), value.dtype)[()])
 
 

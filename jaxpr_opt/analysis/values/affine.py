@@ -128,7 +128,7 @@ def _negated(search: Search, op: Op, depth: int) -> Affine | None:
 
 
 def _selected(search: Search, op: Op, depth: int) -> Affine | None:
-    """What all cases that are ever taken are alike."""
+    """The affine form that all cases which are ever taken share."""
     first, *others = (search.affine(v, depth) for v in search.cases(op, depth))
     return first if all(other == first for other in others) else None
 
@@ -149,7 +149,7 @@ def _extreme(pick: Callable[[int, int], bool]) -> Rule:
 
 
 def _clamped(search: Search, op: Op, depth: int) -> Affine | None:
-    """What is within the limits anyway."""
+    """The operand of a clamp that never leaves the limits."""
     low, x, high = (search.bounds(v, depth) for v in op.operands)
     if low is None or x is None or high is None or x[0] < low[1] or x[1] > high[0]:
         return None
@@ -157,7 +157,7 @@ def _clamped(search: Search, op: Op, depth: int) -> Affine | None:
 
 
 def _remainder(search: Search, op: Op, depth: int) -> Affine | None:
-    """What is less than the divisor anyway, or but for its multiples."""
+    """The remainder of a number that is less than the divisor, or is so but for multiples of it."""
     x, n = (search.bounds(v, depth) for v in op.operands)
     if x is not None and n is not None and x[0] >= 0 and x[1] < n[0]:
         return search.affine(op.operands[0], depth)

@@ -96,7 +96,7 @@ class _Told:
         return self.known[value]
 
     def where(self, chosen: Value, *, truth: bool) -> _Told:
-        """What is told where a truth value is this, too."""
+        """The bounds that also hold where a truth value is this."""
         if self.level == limits.LEVELS_OF_A_SELECT:
             return self
         scalar = scalar_of(chosen)
@@ -163,8 +163,8 @@ _OPPOSITE = {"eq": "ne", "ge": "lt", "gt": "le", "le": "gt", "lt": "ge", "ne": "
 def _compared(
     name: str, sides: Sequence[tuple[Value, Bounds]], is_true: bool
 ) -> Iterator[tuple[Value, Bounds]]:
-    """What a comparison tells of the two numbers, if it comes out so. One with NaN is false, but
-    for `ne`, which is true.
+    """The bounds of two numbers where their comparison comes out so. A comparison with NaN is
+    false, but for `ne`, which is true.
     """
     if name == "is_finite":
         if is_true:

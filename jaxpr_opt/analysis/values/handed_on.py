@@ -73,7 +73,7 @@ def _predicate_of(value: Value) -> Value | None:
 
 
 def _case(value: Value, predicate: Value, case: int) -> Value:
-    """What a value is if a predicate chooses this case."""
+    """The value that a select gives where its predicate chooses this case."""
     op = value.op
     is_chosen = op is not None and _predicate_of(value) is predicate
     return op.operands[1 + case] if op is not None and is_chosen else value
@@ -155,7 +155,7 @@ def is_made_where_read(op: Op) -> bool:
 
 
 def read_again(ops: Sequence[Op], after: Mapping[Value, Handed]) -> dict[Value, Handed]:
-    """What is read of these ops, by others or to make what others read of them in the next step."""
+    """The results of these ops that other ops read, now or to compute them in the next step."""
     made = {v: None for op in ops for v in op.results}
     pending = [v for v in made if readers(v, ops)]
     found: dict[Value, Handed] = {}

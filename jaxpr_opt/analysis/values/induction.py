@@ -400,7 +400,9 @@ def _table(rows: Value, nest: Nest) -> Value | None:
 
 
 def _in_steps(table: Affine, nest: Nest) -> Affine:
-    """What a step of a nest reads of a table, whose first axes are the steps of its loops."""
+    """The elements that a step of a nest reads of a table, whose first axes are the steps of its
+    loops.
+    """
     strides = dict(zip(nest, table.strides, strict=False))
     return Affine(table.offset, table.strides[len(nest) :], {**table.steps, **strides})
 

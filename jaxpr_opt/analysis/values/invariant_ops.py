@@ -67,7 +67,7 @@ class _Leaving:
         return tuple(self.leaving)
 
     def again(self) -> tuple[Op, ...]:
-        """What the step makes again, for what stays in it."""
+        """The ops that the step computes again for those that stay in it."""
         staying = (op for op in self.scan.body.ops if op not in self.leaving)
         read = [v for op in staying if not op.is_terminator for v in inputs(op)]
         return tuple(backward_slice(read, lambda value: not self.is_free(value.op)))
@@ -126,7 +126,7 @@ class _Leaving:
         return True
 
     def take(self, values: Iterable[Value]) -> None:
-        """What leaves needs what it is made of."""
+        """Let ops leave the loop whose values are needed by others that do."""
         for op in backward_slice(values, lambda value: value.op not in self.waiting):
             self.waiting.discard(op)
             self.leaving[op] = None

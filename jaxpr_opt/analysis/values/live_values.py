@@ -50,7 +50,7 @@ class Liveness:
                 self._read(op.body.outputs)
 
     def _trace(self, value: Value) -> None:
-        """What a live value is made from."""
+        """Keep the ops, results and parameters from which a live value is made."""
         owner = value.owner
         if isinstance(owner, Op):
             if owner not in self.ops:

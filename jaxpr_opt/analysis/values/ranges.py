@@ -48,7 +48,7 @@ def is_finite(a: Range) -> jax.Array:
 
 
 def _nothing(a: Range) -> Range:
-    """What says that nothing is known."""
+    """The range of a number of which nothing is known."""
     return lax.full_like(a[0], np.nan), lax.full_like(a[0], np.nan)
 
 

@@ -47,8 +47,8 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
 
 
 def numbers_at(value: Value, scan: Scan) -> Numbers | None:
-    """What a scalar integer or truth value of a step is, for each row of the loop's streams; None
-    if it is not known.
+    """The numbers that a scalar integer or truth value of a step has, one for each row of the
+    loop's streams; None if they are not known.
     """
     if not is_sized((scan.length,)) or not 0 < scan.length <= limits.STEPS_KNOWN:
         return None
@@ -197,7 +197,7 @@ def _number(value: Value, known: Mapping[Value, Numbers]) -> Numbers | None:
 
 
 def _computed(op: Op, numbers: list[Numbers | None]) -> Numbers | None:
-    """What an op makes of known numbers, one for each step."""
+    """The result of an op of known numbers, one for each step."""
     known = [each for each in numbers if each is not None]
     if len(known) < len(numbers) or len(op.results) != 1 or op.effects:
         return None

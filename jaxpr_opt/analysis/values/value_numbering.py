@@ -102,12 +102,12 @@ class Numbering:
                 self.leader.update((old, new) for old, new in pairs if old.uses)
 
     def of(self, value: Value) -> Hashable:
-        """What the value is, for comparison (2)."""
+        """A key that equal values share (2)."""
         # Condition 2 of merge-common-subexpressions.
         return self.repeats.get(value) or self.leader.get(value) or identity(value)
 
     def sketch(self, op: Op) -> Hashable:
-        """What the op computes, roughly: ops that compute the same have the same."""
+        """A rough key: ops that compute the same have the same."""
         return (op.name, *(None if isinstance(v, Constant) else self.of(v) for v in op.operands))
 
     def first(self, op: Op, alike: _Alike) -> Op:
@@ -138,8 +138,8 @@ class Numbering:
         return bool(read) and is_arithmetic(op) and all(v in self.repeats for v in read)
 
     def key(self, op: Op) -> Hashable:
-        """What the op computes, for comparison (1); the op itself if its parameters cannot be
-        compared.
+        """A key that ops which compute the same share (1); the op itself if its parameters cannot
+        be compared.
         """
         key = self._key(op)
         try:

@@ -141,7 +141,7 @@ class Access:
         return write_window(array, lax.add(old, self.to_window(*value)), starts)
 
     def read(self, array: jax.Array, *indices: jax.Array) -> jax.Array:
-        """What a write or an addition replaces, with the shape of its value.
+        """The elements that a write or an addition replaces, in the shape of its value.
 
         Rows of a scatter that are out of range read as zero.
         """

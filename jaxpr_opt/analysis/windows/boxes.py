@@ -46,8 +46,8 @@ class Box:
         return axes[0] if len(axes) == 1 else None
 
     def divided(self, by: Box) -> list[Box] | None:
-        """What is before, in and behind another window, with which it has elements in common; None
-        if they do not lie along one axis.
+        """The parts of a window before, in and behind another window that it overlaps; None if they
+        do not lie along one axis.
         """
         axis = self.axis_apart(by)
         if axis is None:

@@ -69,7 +69,7 @@ class BranchWrites:
 
     @property
     def says(self) -> str:
-        """What becomes of them."""
+        """The rewrite in words."""
         numbers = [str(i) for i, write in enumerate(self.writes) if write is not None]
         branches = "branch" if len(numbers) == 1 else "each of branches"
         return f"what {branches} {', '.join(numbers)} writes is written after the cond"

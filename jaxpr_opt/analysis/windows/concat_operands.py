@@ -41,7 +41,7 @@ class Part:
     """The ops from the slice to the concatenation, which is the last."""
 
     def read(self, array: jax.Array) -> jax.Array:
-        """What the slice reads."""
+        """The value of the slice."""
         starts, limits, strides = zip(
             *((b.start, b.stop, b.step) for b in self.bounds), strict=True
         )
@@ -64,7 +64,7 @@ class PartAt:
     """The ops from the read to the concatenation, which is the last."""
 
     def read(self, array: jax.Array, *indices: jax.Array) -> jax.Array:
-        """What is read of the window."""
+        """The part of the window that is read."""
         starts, sizes = self.access.starts(*indices), self.access.sizes
         starts[self.axis] = starts[self.axis] - self.offset
         back = [self.order.index(axis) for axis in range(len(sizes))]

@@ -38,7 +38,7 @@ class Descent:
 
     @property
     def term(self) -> Value:
-        """What is added, or subtracted."""
+        """The term that is added, or subtracted."""
         return self.path[-1].result if self.path else self.dense
 
     @property

@@ -71,7 +71,9 @@ def last_value(scan: Scan, carry: Carry) -> LastValue | None:
 
 
 def first_row(scan: Scan, stream: Stream) -> FirstRow | None:
-    """What a loop may start with instead of reading a stream; None if other rows of it count."""
+    """The row with which a loop may start instead of reading a stream; None if other rows of it
+    count.
+    """
     place = scan.length - 1 if scan.reverse else 0
     # Condition 4 of carry-last-rows.
     if not _is_zero_but_for(stream.operand, 0, place):

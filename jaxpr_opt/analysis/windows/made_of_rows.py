@@ -30,7 +30,9 @@ class MadeOfRows:
 
     @property
     def operands(self) -> list[Value]:
-        """What rows are made of: the scalars, then the update and the places of each piece."""
+        """The values that rows are made of: the scalars, then the update and the places of each
+        piece.
+        """
         given = (v for piece in self.pieces for v in (piece.update, *piece.indices))
         return [*self.scalars.values(), *given]
 

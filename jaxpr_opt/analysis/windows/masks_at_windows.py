@@ -75,7 +75,7 @@ def more_kept(select: Op, read: Op) -> int:
 
 
 def _varying(array: Value) -> tuple[Value, list[tuple[int, int]]]:
-    """What an array is a broadcast of; and the axes on which it varies, with their sizes."""
+    """The array that is broadcast to this one, and the axes on which it varies, with sizes."""
     root, axes = spread(array)
     return root, [(axis, n) for axis, n in zip(axes, root.shape, strict=True) if n != 1]
 
@@ -92,7 +92,7 @@ def _laid(root: jax.Array, places: list[int], shape: tuple[int, ...]) -> jax.Arr
 
 
 def _read(window: Access, predicate: jax.Array, *indices: jax.Array) -> jax.Array:
-    """What `window` reads, or writes over, of an array like its own."""
+    """The elements that `window` reads, or writes over, of an array like its own."""
     if window.kind != "read":
         return window.read(predicate, *indices)
     primitive, params = window.op.primitive, window.op.params

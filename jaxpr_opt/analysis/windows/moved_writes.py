@@ -85,8 +85,8 @@ MOVING = frozenset({
 
 
 def window_in_zeros(op: Op, array: Value, kinds: Container[str] = ("pad", *UPDATE)) -> Op | None:
-    """What writes a small window into zeros, of which an op of a loop makes what is added to
-    others.
+    """The op that writes a small window into zeros, from which an op of a loop computes a term of a
+    sum.
     """
     write, users = array.op, op.result.users
     if write is None or write.name not in kinds or loop_of(op) is None:

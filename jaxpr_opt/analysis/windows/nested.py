@@ -62,7 +62,7 @@ def nested(outer: Access) -> Nested | None:
 
 
 def _moves(value: Value) -> tuple[list[Op], Value]:
-    """What gives a value its shape, and the value before."""
+    """The ops that only reshape a value, and the value before them."""
     moves: list[Op] = []
     while value.op is not None and keeps_order(value.op):
         moves.append(value.op)

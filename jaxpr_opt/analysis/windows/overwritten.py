@@ -66,7 +66,7 @@ def waits(op: Op) -> bool:
 
 
 def _indices(op: Op) -> list[Value]:
-    """What says where the window is that an op reads."""
+    """The operands that say which window an op reads."""
     return list(op.operands[1:]) if reads_a_window(op) else []
 
 

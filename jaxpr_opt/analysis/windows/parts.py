@@ -85,7 +85,9 @@ def before_writes(value: Value, anchor: Op) -> tuple[Value, tuple[Access, ...]]:
 
 
 def origin(select: Op, case: int) -> Value:
-    """What a case of a select was before windows of it were written, where the case counts."""
+    """The array that a case of a select was before windows of it were written, where the case is
+    taken.
+    """
     which, *cases = select.operands
     value = cases[case]
     for _ in range(limits.WRITES_IN_A_ROW):

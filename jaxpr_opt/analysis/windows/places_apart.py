@@ -72,7 +72,7 @@ def _apart(a: Op, b: Op) -> bool:
 
 
 def _component(index: Value, number: int) -> Value | None:
-    """What says where windows are along one axis: the operand of a concatenation."""
+    """The index along one axis: the operand of a concatenation."""
     op, last = index.op, len(index.shape) - 1
     if op is None or op.name != "concatenate" or dimension_of(op) != last:
         return index if index.shape[last] == 1 else None
@@ -97,7 +97,9 @@ def _distance(a: Value, b: Value) -> int | None:
 
 
 def _origin(value: Value) -> tuple[Value, list[object], int]:
-    """What a number is a view of, the views, and a constant that is added on the way."""
+    """The number from which another is made by views and by adding a constant; the views; the
+    constant.
+    """
     views: list[object] = []
     total = 0
     for _ in range(limits.TERMS_OF_A_SUM):

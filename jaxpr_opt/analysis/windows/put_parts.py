@@ -36,7 +36,7 @@ class Parts:
 
     @property
     def array(self) -> Value:
-        """What all are windows of."""
+        """The array of which all parts are windows."""
         return self.each[0].read.array
 
 
@@ -51,7 +51,7 @@ def put_parts(op: Op) -> Parts | None:
 
 
 def _stacked(op: Op, region: Region, levels: int) -> Parts | None:
-    """What an op puts together of parts, or of what is put together of parts."""
+    """The parts that an op puts together, maybe of parts that are put together."""
     if op.name not in STACKING or op.region is not region or not levels:
         return None
     parts: list[Parts] = []

@@ -34,7 +34,7 @@ class RowReader:
 
 
 def row_readers(scan: Scan, stack: Stack) -> tuple[RowReader, ...] | None:
-    """What reads a stack, if all of it makes something smaller of each row."""
+    """The ops that read a stack, if each makes something smaller of each row."""
     found = []
     for user in dict.fromkeys(stack.result.users):
         reader = _reader(user, stack.result, scan)

@@ -132,7 +132,7 @@ def _padded(piece: Piece, op: Op, axis: int) -> Iterator[Piece]:
 
 
 def _common(wanted: Piece, there: Piece, first: int) -> Iterator[Piece]:
-    """What is wanted of rows that are at `first`."""
+    """The rows of `wanted` that `there` holds, which are at `first`."""
     low = max(wanted.start, first)
     high = min(wanted.start + wanted.size, first + there.size)
     if low < high:

@@ -205,7 +205,7 @@ def _is_transposed(op: Op) -> bool:
 
 
 def place_of_stack(stack: Stack, scan: Scan) -> Place | None:
-    """What larger array a stack becomes a part of, or is moved to, and which rows (2)."""
+    """The larger array that a stack becomes a part of, or is moved to, and which rows of it (2)."""
     if not _is_noticed(stack.result):
         return None
     place = Place(Rows(stack.result))

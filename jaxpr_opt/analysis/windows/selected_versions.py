@@ -73,7 +73,9 @@ def _write(op: Op) -> Access | None:
 def _seen_through(
     value: Value, which: Value, case: int, count: int
 ) -> tuple[Value, tuple[Op, ...]]:
-    """What one of so many cases is where it counts: selects pass on what they take there."""
+    """The value of one of so many cases where that case is taken, through selects by the same
+    number.
+    """
     selects: tuple[Op, ...] = ()
     # Condition 1 of sink-select-into-update.
     while (op := value.op) is not None and op.name == "select_n":

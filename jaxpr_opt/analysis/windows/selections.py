@@ -35,7 +35,7 @@ class Selection:
 
 
 def selection(op: Op) -> Selection | None:
-    """What an op reads of its first operand; None if that is no part along some axes."""
+    """The part of its first operand that an op reads along some axes; None if it reads none."""
     rule = _RULES.get(op.name)
     if rule is None or is_sharded(op.operands[0]) or not is_sized(op.operands[0].shape):
         return None

@@ -114,7 +114,7 @@ class Window:
         return lax.reshape(blocks, (self.length, *entering, *self.block(array.shape)))
 
     def kept_rows(self, array: jax.Array) -> list[jax.Array]:
-        """What the window holds already before the first step."""
+        """The rows that the window holds before the first step."""
         start = self.start(0) + (0 if self.climbs else self.entering * self.unit)
         return [self._cut(array, start + self.unit * block) for block in range(self.kept)]
 
@@ -169,7 +169,9 @@ class Window:
         return range(low, low + extent.size // self.unit)
 
     def read(self, access: Access, *operands: jax.Array) -> jax.Array:
-        """What is read of the blocks that `pieces` names, given with the indices of the access."""
+        """The value of an access, from the blocks that `pieces` names and the indices of the
+        access.
+        """
         count = len(operands) - len(access.indices)
         blocks, indices = operands[:count], operands[count:]
         parts = [self._laid(self._part(access, block, indices)) for block in blocks]

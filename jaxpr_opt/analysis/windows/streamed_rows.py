@@ -54,12 +54,12 @@ class StreamedRows:
 
     @property
     def streamed(self) -> list[Row]:
-        """What is streamed instead."""
+        """The rows that are streamed instead."""
         return [row for row in self.rows if row.parts is None and row.axis is not None]
 
     @property
     def ops(self) -> list[Op]:
-        """What a step runs again."""
+        """The ops that a step runs again."""
         return [row.value.op for row in self.rows if row.parts is not None and row.value.op]
 
     @property

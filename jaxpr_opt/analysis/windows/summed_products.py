@@ -70,7 +70,7 @@ class SumOfTerms:
 
 @remembered
 def sum_of_terms(reduction: Op) -> SumOfTerms | None:
-    """What a `reduce_sum` sums up along the rows of products; None if there are no products."""
+    """The products of rows that a `reduce_sum` adds up; None if there are no products."""
     pending = [Term(reduction.operands[0], axes_of(reduction))]
     terms, ops = list[Term](), [reduction]
     while pending:

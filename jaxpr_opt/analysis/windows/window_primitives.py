@@ -187,8 +187,8 @@ def written_within(
     value: jax.Array,
     *at: jax.Array,
 ) -> jax.Array:
-    """What a scatter writes or adds, in an array that is longer along some axes: there, all windows
-    start at one place.
+    """The value that a scatter writes or adds, in an array that is longer along some axes, where
+    all windows start at one place.
     """
     (index,), numbers = at, numbers_of(write)
     numbers = numbers._replace(

@@ -14,7 +14,7 @@ from jaxpr_opt.ir.traits import LAYING, PICKING, SUMS, ZERO_AT_ZERO
 
 
 def at_zero(op: Op, known: dict[Value, Any]) -> Any:
-    """What an op makes where the gradient is zero: a number, or a value that it reads; else its
+    """The result of an op where the gradient is zero: a number, or a value that it reads; else its
     result.
     """
     operands = [known.get(v, v) for v in op.operands]
