@@ -32,7 +32,7 @@ Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class MadeWindow:
     """A window of a version or of what it is made of: what `code` makes of `operands`, before `op`.
 
     Its shape is `sizes` without the axes of one element.
@@ -44,7 +44,7 @@ class Part:
     """Of its type, but for the shape."""
     code: Callable[..., Any] | None
     """None if it is its operand, maybe with other axes of one element."""
-    operands: tuple[Part | Value, ...]
+    operands: tuple[MadeWindow | Value, ...]
     number: Any = None
     """What all elements are, if that is known."""
     is_computed: bool = False
@@ -65,10 +65,10 @@ class Windows:
 
     def __init__(self, found: TakenApart) -> None:
         self.found = found
-        self._made: dict[tuple[Value, Box], Part] = {}
-        self._once: dict[Hashable, Part] = {}
+        self._made: dict[tuple[Value, Box], MadeWindow] = {}
+        self._once: dict[Hashable, MadeWindow] = {}
         """Windows that are computed alike are one."""
-        self._reads: list[tuple[Value, Part]] = []
+        self._reads: list[tuple[Value, MadeWindow]] = []
         for value in (value for op in found.ops for value in op.results):
             op, box = value.op, window_read(value)
             assert op is not None
@@ -80,13 +80,13 @@ class Windows:
                 self._made[value, box] = self._part(value, op, box)
 
     @property
-    def computed(self) -> list[Part]:
+    def computed(self) -> list[MadeWindow]:
         """What is computed, and not only read."""
         return [part for part in self._once.values() if part.is_computed]
 
     def replace(self, rw: Rewriter) -> None:
         """Replace what is read; the ops that made the versions then serve each other only."""
-        made: dict[Part | Value, Value] = {}
+        made: dict[MadeWindow | Value, Value] = {}
         for read, part in self._reads:
             assert read.op is not None
             window = _insert(part, made, rw)
@@ -97,7 +97,7 @@ class Windows:
         for op in reversed(self.found.ops):
             rw.erase(op)
 
-    def _of(self, array: Value, box: Box, op: Op) -> Part:
+    def _of(self, array: Value, box: Box, op: Op) -> MadeWindow:
         """A window of a version, or of what is needed anyway."""
         boxes = self.found.needed.get(array)
         if boxes is None:
@@ -109,7 +109,7 @@ class Windows:
         assert axis is not None
         return self._beside(windows, axis, box, op, array)
 
-    def _part(self, value: Value, op: Op, box: Box) -> Part:
+    def _part(self, value: Value, op: Op, box: Box) -> MadeWindow:
         """A window of what an op makes."""
         operands = [(part, self._of(op.operands[at], part, op)) for at, part in parts(value, box)]
         windows = [made for _, made in operands]
@@ -130,7 +130,7 @@ class Windows:
             return self._transposed(op, box, windows[0])
         return self._as(windows[0], op, box)
 
-    def _written(self, op: Op, box: Box, operands: list[Part]) -> Part:
+    def _written(self, op: Op, box: Box, operands: list[MadeWindow]) -> MadeWindow:
         found, written = access(op), box_of(access(op))
         assert found is not None and written is not None
         common = written.common(box)
@@ -145,11 +145,13 @@ class Windows:
             return value
         return self._put(operands[0], value, common.inside(box), op, is_added=found.kind == "add")
 
-    def _put(self, old: Part, value: Part, at: Box, op: Op, *, is_added: bool) -> Part:
+    def _put(
+        self, old: MadeWindow, value: MadeWindow, at: Box, op: Op, *, is_added: bool
+    ) -> MadeWindow:
         code, key = partial(_put, old.sizes, at, is_added), ("put", at, is_added)
         return self._make(key, op, old.sizes, code, old, value, is_computed=True)
 
-    def _padded(self, op: Op, box: Box, operands: list[tuple[Box, Part]]) -> Part:
+    def _padded(self, op: Op, box: Box, operands: list[tuple[Box, MadeWindow]]) -> MadeWindow:
         if operands and operands[0][0].sizes == box.sizes:
             return operands[0][1]
         filled = self._filled(self._given(op.operands[1], op), op, box)
@@ -158,11 +160,13 @@ class Windows:
         (part, value), lows = operands[0], [low for low, _, _ in padding_of(op)]
         return self._put(filled, value, part.moved(lows).inside(box), op, is_added=False)
 
-    def _filled(self, number: Part, op: Op, box: Box) -> Part:
+    def _filled(self, number: MadeWindow, op: Op, box: Box) -> MadeWindow:
         code = partial(lax.broadcast, sizes=short(box.sizes))
         return self._make("filled", op, box.sizes, code, number)
 
-    def _beside(self, windows: list[Part], axis: int, box: Box, op: Op, like: Value) -> Part:
+    def _beside(
+        self, windows: list[MadeWindow], axis: int, box: Box, op: Op, like: Value
+    ) -> MadeWindow:
         """Windows beside each other."""
         if len(windows) == 1:
             return windows[0]
@@ -170,7 +174,7 @@ class Windows:
         code, key = partial(_joined, sizes, axis), ("joined", axis, sizes)
         return self._make(key, op, box.sizes, code, *windows, like=like, is_computed=True)
 
-    def _spread(self, op: Op, box: Box, operands: list[Part]) -> Part:
+    def _spread(self, op: Op, box: Box, operands: list[MadeWindow]) -> MadeWindow:
         if not operands:
             return self._filled(self._given(op.operands[0], op), op, box)
         (operand,), axes = operands, broadcast_dimensions_of(op)
@@ -179,7 +183,7 @@ class Windows:
         code, key = partial(_spread, box.sizes, axes, operand.sizes), ("spread", axes)
         return self._make(key, op, box.sizes, code, operand)
 
-    def _transposed(self, op: Op, box: Box, operand: Part) -> Part:
+    def _transposed(self, op: Op, box: Box, operand: MadeWindow) -> MadeWindow:
         order = permutation_of(op)
         axes = [axis for axis in order if operand.sizes[axis] != 1]
         if axes == sorted(axes):
@@ -187,7 +191,7 @@ class Windows:
         code, key = partial(_transposed, operand.sizes, order), ("transposed", order)
         return self._make(key, op, box.sizes, code, operand)
 
-    def _elementwise(self, op: Op, box: Box, operands: list[Part]) -> Part:
+    def _elementwise(self, op: Op, box: Box, operands: list[MadeWindow]) -> MadeWindow:
         others = [part for part in operands if not _is_zero(part)]
         # Condition 5 of take-arrays-apart.
         if op.name in SUMS and len(others) == 1 and len(operands) == len(op.operands):
@@ -196,22 +200,22 @@ class Windows:
         given = [self._given(v, op) if v.shape == () else next(windows) for v in op.operands]
         return self._make(op, op, box.sizes, partial(bound, op), *given, is_computed=True)
 
-    def _read(self, part: Part, box: Box, op: Op) -> Part:
+    def _read(self, part: MadeWindow, box: Box, op: Op) -> MadeWindow:
         if box.sizes == part.sizes and not (part.is_given and 1 in part.sizes):
             return part
         code = partial(_window, part.sizes, box)
         return self._make(("read", box), op, box.sizes, code, part, like=part.like)
 
-    def _as(self, part: Part, op: Op, box: Box) -> Part:
+    def _as(self, part: MadeWindow, op: Op, box: Box) -> MadeWindow:
         """The same numbers as a window that has other axes of one element."""
         if part.sizes == box.sizes:
             return part
         return self._make("as", op, box.sizes, None, part, like=part.like)
 
-    def _given(self, value: Value, op: Op) -> Part:
+    def _given(self, value: Value, op: Op) -> MadeWindow:
         key = "given", value
         if key not in self._once:
-            self._once[key] = Part(op, value.shape, value, None, (value,), uniform(value))
+            self._once[key] = MadeWindow(op, value.shape, value, None, (value,), uniform(value))
         return self._once[key]
 
     def _make(
@@ -220,10 +224,10 @@ class Windows:
         op: Op,
         sizes: Sizes,
         code: Callable[..., Any] | None,
-        *operands: Part,
+        *operands: MadeWindow,
         like: Value | None = None,
         is_computed: bool = False,
-    ) -> Part:
+    ) -> MadeWindow:
         """What code makes; without it, if it only moves what is one number everywhere."""
         like, number = op.result if like is None else like, None
         if not is_computed and len(operands) == 1:
@@ -232,23 +236,25 @@ class Windows:
             key = "full", str(number), str(like.dtype), is_weak(like)
             code, operands = partial(lax.full, short(sizes), number, like.dtype), ()
         if (key, sizes, operands) not in self._once:
-            made = Part(op, sizes, like, code, operands, number, is_computed)
+            made = MadeWindow(op, sizes, like, code, operands, number, is_computed)
             self._once[key, sizes, operands] = made
         return self._once[key, sizes, operands]
 
 
-def _insert(part: Part, made: dict[Part | Value, Value], rw: Rewriter) -> Value:
+def _insert(part: MadeWindow, made: dict[MadeWindow | Value, Value], rw: Rewriter) -> Value:
     """Insert what makes a part, and what that is made of."""
-    pending: list[Part] = [part]
+    pending: list[MadeWindow] = [part]
     while pending:
         last = pending[-1]
-        missing = [p for p in last.operands if isinstance(p, Part) and p not in made]
+        missing = [p for p in last.operands if isinstance(p, MadeWindow) and p not in made]
         if missing:
             pending += missing
             continue
         pending.pop()
         if last not in made:
-            given = [made[p] if isinstance(p, Part) else made.get(p, p) for p in last.operands]
+            given = [
+                made[p] if isinstance(p, MadeWindow) else made.get(p, p) for p in last.operands
+            ]
             code, aval = last.code, last.like.aval
             made[last] = (
                 rw.typed(code, aval, *given, before=last.op) if code is not None else given[0]
@@ -256,7 +262,7 @@ def _insert(part: Part, made: dict[Part | Value, Value], rw: Rewriter) -> Value:
     return made[part]
 
 
-def _is_zero(part: Part) -> bool:
+def _is_zero(part: MadeWindow) -> bool:
     return part.number is not None and part.number == 0
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.streamed_rows import Row, StreamedRows
+from jaxpr_opt.analysis.windows.streamed_rows import StreamedRow, StreamedRows
 from jaxpr_opt.bridge.parameters import dimension_of, of_one_row
 from jaxpr_opt.builders.residual_transfer import streamed
 from jaxpr_opt.builders.same_op import on_others
@@ -34,13 +34,13 @@ class _Step:
         self.scan, self.before, self.rw = scan, before, rw
         self.made: dict[tuple[Value, int | None], Value] = {}
 
-    def row(self, row: Row) -> Value:
+    def row(self, row: StreamedRow) -> Value:
         key = row.value, row.axis
         if key not in self.made:
             self.made[key] = self._found(row)
         return self.made[key]
 
-    def _found(self, row: Row) -> Value:
+    def _found(self, row: StreamedRow) -> Value:
         if row.parts is not None:
             return self._made(row)
         return row.value if row.axis is None else self._streamed(row.value, row.axis)
@@ -53,7 +53,7 @@ class _Step:
         row = streamed(rows, self.scan, rw)
         return rw.reshape(row, _one(array.shape, axis), before=self.before)
 
-    def _made(self, row: Row) -> Value:
+    def _made(self, row: StreamedRow) -> Value:
         op, axis, parts = row.value.op, row.axis, row.parts
         assert op is not None and parts is not None
         if op.name == "iota" and axis is not None:

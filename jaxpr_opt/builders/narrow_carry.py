@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.blocks import Rows, Touched
+from jaxpr_opt.analysis.windows.blocks import RowRange, Touched
 from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.builders.step_numbers import number_of
@@ -107,7 +107,7 @@ class _Again:
     """An access, repeated on the rows that are carried."""
 
     access: Access
-    rows: Rows
+    rows: RowRange
 
     @property
     def row(self) -> Affine:

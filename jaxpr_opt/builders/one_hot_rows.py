@@ -22,7 +22,7 @@ DROP = lax.GatherScatterMode.FILL_OR_DROP
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class OneHotRows:
     """Rows of arrays of one shape at the place of a mask."""
 
     mask: OneHot
@@ -112,7 +112,7 @@ class Rows:
         return [place if d == self.axis else 0 for d in range(len(self.window))]
 
 
-def read(rows: Rows, row: Chosen, op: Op, rw: Rewriter) -> Value:
+def read(rows: OneHotRows, row: Chosen, op: Op, rw: Rewriter) -> Value:
     """What a reduction comes to of an array that is its neutral element but for a row."""
     dtype, shape = op.operands[0].dtype, op.result.shape
 
@@ -127,7 +127,7 @@ def read(rows: Rows, row: Chosen, op: Op, rw: Rewriter) -> Value:
     return rw.typed(fun, op.result.aval, rows.mask.number, *arrays, before=op)
 
 
-def written(rows: Rows, kept: Value, here: Any, op: Op, rw: Rewriter) -> Value:
+def written(rows: OneHotRows, kept: Value, here: Any, op: Op, rw: Rewriter) -> Value:
     """An array with the row of another array, or of numbers, that an op takes or combines with it
     there.
     """
@@ -143,7 +143,9 @@ def written(rows: Rows, kept: Value, here: Any, op: Op, rw: Rewriter) -> Value:
     return rw.typed(fun, op.result.aval, rows.mask.number, *arrays, before=op)
 
 
-def _written(rows: Rows, op: Op, kept: jax.Array, row: jax.Array, place: jax.Array) -> jax.Array:
+def _written(
+    rows: OneHotRows, op: Op, kept: jax.Array, row: jax.Array, place: jax.Array
+) -> jax.Array:
     if op.name in ("add", "add_any", "sub"):
         addend = lax.neg(row) if op.name == "sub" else row
         added: jax.Array = rows.scattered(lax.scatter_add, kept, addend, place)

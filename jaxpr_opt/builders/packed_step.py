@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.scalars.packing import Column, Lanes, Pack, Packing, Piece, Vector
+from jaxpr_opt.analysis.scalars.packing import Column, LaneRun, Lanes, Pack, Packing, Vector
 from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.builders.residual_transfer import stack_of_rows
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Stream, Value
@@ -111,13 +111,13 @@ class StepWriter:
         return self.rw.insert(lambda *xs: _joined(pieces, xs), *sources, before=before)
 
 
-def _joined(pieces: Sequence[Piece], sources: Sequence[jax.Array]) -> jax.Array:
+def _joined(pieces: Sequence[LaneRun], sources: Sequence[jax.Array]) -> jax.Array:
     """Elements of several arrays beside each other."""
     parts = [strong(_part(*each)) for each in zip(pieces, sources, strict=True)]
     return parts[0] if len(parts) == 1 else lax.concatenate(parts, 0)
 
 
-def _part(piece: Piece, source: jax.Array) -> jax.Array:
+def _part(piece: LaneRun, source: jax.Array) -> jax.Array:
     width = 1 if piece.repeats else piece.count
     if width < source.size:
         flat = lax.reshape(source, (source.size,))

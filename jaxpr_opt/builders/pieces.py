@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
-Pieces = Mapping[Value, Sequence[Value]]
+RowsOfPieces = Mapping[Value, Sequence[Value]]
 """Of arrays: the rows of each piece; of several rounds, ``[rounds, rows, ...]``."""
 
 Known = Mapping[Scan, Sequence[Phase]]
@@ -95,7 +95,7 @@ def _joined(
 
 
 def _round(
-    scan: Scan, division: Division, read: Pieces, phases: Sequence[Phase] | None, rw: Rewriter
+    scan: Scan, division: Division, read: RowsOfPieces, phases: Sequence[Phase] | None, rw: Rewriter
 ) -> _Made:
     """A loop for each piece of one round."""
     size = scan.num_carries
@@ -104,7 +104,7 @@ def _round(
 
 
 def _rounds(
-    scan: Scan, division: Division, read: Pieces, phases: Sequence[Phase] | None, rw: Rewriter
+    scan: Scan, division: Division, read: RowsOfPieces, phases: Sequence[Phase] | None, rw: Rewriter
 ) -> _Made:
     """A loop of rounds around a loop for each piece of one."""
     size, rounds, length = scan.num_carries, division.rounds, division.starts[-1]

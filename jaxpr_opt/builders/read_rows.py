@@ -9,7 +9,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.read_rows import SHAPED, Part, ReadRows
+from jaxpr_opt.analysis.windows.read_rows import SHAPED, AxesOfPart, ReadRows
 from jaxpr_opt.analysis.windows.selections import Selection
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of
 from jaxpr_opt.bridge.slicing import read_window
@@ -22,7 +22,7 @@ def compute_rows(found: ReadRows, rw: Rewriter) -> Value:
     """What is read; the ops that computed all rows are then read by each other only."""
     made: dict[tuple[Value, frozenset[tuple[int, int]]], Value] = {}
 
-    def part_of(value: Value, part: Part) -> Value:
+    def part_of(value: Value, part: AxesOfPart) -> Value:
         key = value, frozenset(part.items())
         if key not in made:
             made[key] = _sliced(value, part, found, rw) if part else value
@@ -37,7 +37,7 @@ def compute_rows(found: ReadRows, rw: Rewriter) -> Value:
     return rw.reshape(rows, shape, before=selection.op) if rows.shape != shape else rows
 
 
-def _sliced(value: Value, part: Part, found: ReadRows, rw: Rewriter) -> Value:
+def _sliced(value: Value, part: AxesOfPart, found: ReadRows, rw: Rewriter) -> Value:
     """A part of an array that is computed as a whole."""
     selection = found.selection
     read = _gathered if selection.op.name == "gather" else _windowed
@@ -46,7 +46,11 @@ def _sliced(value: Value, part: Part, found: ReadRows, rw: Rewriter) -> Value:
 
 
 def _windowed(
-    selection: Selection, part: Part, shape: Sequence[int], array: jax.Array, *indices: jax.Array
+    selection: Selection,
+    part: AxesOfPart,
+    shape: Sequence[int],
+    array: jax.Array,
+    *indices: jax.Array,
 ) -> jax.Array:
     """The part that is a slice."""
     where = access(selection.op)
@@ -56,7 +60,7 @@ def _windowed(
 
 
 def _gathered(
-    selection: Selection, part: Part, shape: Sequence[int], array: jax.Array, index: jax.Array
+    selection: Selection, part: AxesOfPart, shape: Sequence[int], array: jax.Array, index: jax.Array
 ) -> jax.Array:
     """The part that is a slice in each row of a batch, or that is picked from one axis."""
     numbers = numbers_of(selection.op)
@@ -83,7 +87,7 @@ def _gathered(
 
 
 def _computed(
-    op: Op, part: Part, operands: Sequence[Value], found: ReadRows, rw: Rewriter
+    op: Op, part: AxesOfPart, operands: Sequence[Value], found: ReadRows, rw: Rewriter
 ) -> Value:
     """A part of what an op computes, from parts of its operands."""
     shape = {SHAPED[op.name]: found.shape(op.result, part)} if op.name in SHAPED else {}

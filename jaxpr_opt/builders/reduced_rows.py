@@ -15,7 +15,7 @@ from jax import lax
 from jaxpr_opt.analysis.windows.made_of_rows import MadeOfRows
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders.repeated_rows import Rows
+from jaxpr_opt.builders.repeated_rows import ScatteredRows
 from jaxpr_opt.builders.same_op import bound, evaluated, spread
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -66,7 +66,7 @@ def _rows(
     made: MadeOfRows, scalars: list[Any], piece: Piece, update: Any, places: list[Any]
 ) -> tuple[jax.Array, jax.Array]:
     """What is made of the rows of a piece, and which of them count."""
-    rows = Rows([piece], places, [update])
+    rows = ScatteredRows([piece], places, [update])
     (sums,) = rows.sums
     lead = (-1, *[1] * (sums.ndim - 1))
     return _made(made, sums, scalars), jnp.reshape(rows.are_slots, lead)

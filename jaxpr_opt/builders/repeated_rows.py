@@ -90,7 +90,7 @@ def _form(piece: Piece) -> tuple[Any, ...]:
     return piece.result.shape, window_sizes(piece.op), axes, mode_of(piece.op), index
 
 
-class Rows:
+class ScatteredRows:
     """All the windows that scatters of one form add to, one after the other; those of scatters that
     read the same places once.
     """

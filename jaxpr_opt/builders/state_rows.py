@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.windows.states import States
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
-from jaxpr_opt.builders.repeated_rows import Rows
+from jaxpr_opt.builders.repeated_rows import ScatteredRows
 from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
@@ -64,7 +64,7 @@ def all_changed(found: States, new: Sequence[Any], *given: Any) -> list[Any]:
     """The next arrays: what a zero gradient makes of all elements, and new rows."""
     indices, updates, outer, scalars, changing, carried = _split(found, given)
     everywhere = _at_zero(found, outer, [*scalars, *changing], carried)
-    rows = Rows(found.pieces, indices, updates)
+    rows = ScatteredRows(found.pieces, indices, updates)
     return [rows.write(a, r) for a, r in zip(everywhere, new, strict=True)]
 
 
@@ -77,7 +77,7 @@ def changed(
     `flag` says whether the carried arrays have passed the tests of all steps before.
     """
     indices, updates, outer, scalars, changing, carried = _split(found, given)
-    rows = Rows(found.pieces, indices, updates)
+    rows = ScatteredRows(found.pieces, indices, updates)
     others, old = ([rows.read(each) for each in arrays] for arrays in (outer, carried))
     known = _arrays(found, others, old)
     known.update(zip((piece.result for piece in found.pieces), rows.sums, strict=True))

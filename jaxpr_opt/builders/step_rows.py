@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from jax import lax
 
-from jaxpr_opt.analysis.windows.row_views import Rows, rows_of_stream
+from jaxpr_opt.analysis.windows.row_views import StepRows, rows_of_stream
 from jaxpr_opt.bridge.slicing import read_row
 from jaxpr_opt.ir.graph import Op, Scan, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def row_of_step(rows: Rows, step: Value, before: Op, rw: Rewriter) -> Value:
+def row_of_step(rows: StepRows, step: Value, before: Op, rw: Rewriter) -> Value:
     """The row that a stream hands to a step of that number."""
     if not rows.is_counted:
         read = lambda array, step: read_row(array, rows.number(step), rows.axis)  # noqa: E731
@@ -22,4 +22,4 @@ def row_of_step(rows: Rows, step: Value, before: Op, rw: Rewriter) -> Value:
 
 def row_at(stream: Stream, row: Value, scan: Scan, before: Op, rw: Rewriter) -> Value:
     """The row of that number of what a stream reads."""
-    return row_of_step(rows_of_stream(stream, scan) or Rows(stream.operand), row, before, rw)
+    return row_of_step(rows_of_stream(stream, scan) or StepRows(stream.operand), row, before, rw)

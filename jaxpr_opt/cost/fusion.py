@@ -32,7 +32,7 @@ ONE_INSTRUCTION = frozenset({"exp", "exp2"})
 PUT_TOGETHER = frozenset({"concatenate", "pad", "stack"})
 """Ops that XLA computes once for each fusion that reads them, though each element is a choice."""
 
-REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
+FUSED_REDUCTIONS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 
 SUMMED_INSIDE = frozenset({
     "abs", "add", "add_any", "ceil", "convert_element_type", "cos", "div", "erf", "exp", "expm1",
@@ -77,7 +77,7 @@ def _combines_parts(op: Op) -> bool:
     """Whether an op reduces rows that were put beside each other, along one axis: for XLA that is
     elementwise, ``max(stack([a, b]))`` is ``max(a, b)``.
     """
-    rows = op.operands[0] if op.name in REDUCTIONS else None
+    rows = op.operands[0] if op.name in FUSED_REDUCTIONS else None
     if rows is None or rows.op is None or rows.op.name not in {"concatenate", "stack"}:
         return False
     axis = dimension_of(rows.op)
@@ -150,12 +150,12 @@ def _divides_by_one(op: Op) -> bool:
 
 def reduces(op: Op) -> bool:
     """Whether an op reduces an array to one number, or to one for each row."""
-    return op.name in REDUCTIONS or (op.name == "dot_general" and not op.result.shape)
+    return op.name in FUSED_REDUCTIONS or (op.name == "dot_general" and not op.result.shape)
 
 
 def is_reduced_inside(reduction: Op, op: Op) -> bool:
     """Whether XLA:CPU computes an op while it reduces what comes of it."""
-    if reduction.name not in REDUCTIONS:
+    if reduction.name not in FUSED_REDUCTIONS:
         return reduction.name in {"argmax", "argmin"}
     array, result = reduction.operands[0], reduction.result
     if not array.nbytes:

@@ -114,13 +114,13 @@ def _first_order(op: Op) -> Cost:
     return Cost(
         flops=flops,
         bytes=moved,
-        products=flops if op.name in PRODUCTS else 0,
+        products=flops if op.name in MATRIX_PRODUCTS else 0,
         turned=flops if _is_turned(op) else 0,
         functions=of_real_numbers(op, flops) if is_transcendental(op) else 0,
     )
 
 
-PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
+MATRIX_PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 """What a device does with its units for products of matrices."""
 
 Rule = Callable[[Op], int]

@@ -24,7 +24,7 @@ each that reads it, with a branch and a loop that replays its steps.
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class ReplayedSteps:
     """Steps of a loop that may be computed again."""
 
     count: int
@@ -54,7 +54,7 @@ class Steps:
 
 
 @functools.lru_cache(maxsize=4096)
-def _least(steps: Steps, levels: int, model: CostModel) -> tuple[int, int]:
+def _least(steps: ReplayedSteps, levels: int, model: CostModel) -> tuple[int, int]:
     """The length of the outer segments of so many levels, and the bytes that are kept at once.
 
     Segments that are all of one length are preferred: what is left over is a loop of its own.
@@ -71,7 +71,7 @@ def _least(steps: Steps, levels: int, model: CostModel) -> tuple[int, int]:
     return any_ if model.is_noticed(even[1] - any_[1], any_[1]) else even
 
 
-def _kept(steps: Steps, length: int, levels: int, model: CostModel) -> tuple[int, int]:
+def _kept(steps: ReplayedSteps, length: int, levels: int, model: CostModel) -> tuple[int, int]:
     """A length of segments, and the bytes that are kept at once."""
     rows = length * steps.streamed if length > 1 else 0
     inside = _least(replace(steps, count=length), levels - 1, model)[1] + rows

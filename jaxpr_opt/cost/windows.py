@@ -11,7 +11,7 @@ from jaxpr_opt.ir.traits import SCATTERING
 
 READS = frozenset({"dynamic_slice", "gather", "slice", "split"})
 """Of the first operand no more is touched than what is read of it."""
-WRITES = SCATTERING | {"dynamic_update_slice"}
+WINDOW_WRITES = SCATTERING | {"dynamic_update_slice"}
 """The result is the first operand, but for a window that the other operands tell."""
 
 
@@ -19,7 +19,7 @@ def bytes_moved(op: Op) -> int:
     """Bytes that an op writes, the window where it writes one in place; and bytes that a product
     reads, as no op before it hands them on in registers.
     """
-    if op.name in WRITES:
+    if op.name in WINDOW_WRITES:
         return op.operands[1 if op.name == "dynamic_update_slice" else 2].nbytes
     read = op.operands if op.name == "dot_general" else ()
     return sum(v.nbytes for v in (*op.results, *read))
@@ -37,7 +37,7 @@ def bytes_handed_on(op: Op) -> int:
 
 def _written_to(value: Value) -> Value:
     """The array that a value is, or was before windows were written."""
-    while value.op is not None and value.op.name in WRITES:
+    while value.op is not None and value.op.name in WINDOW_WRITES:
         value = value.op.operands[0]
     return value
 
@@ -48,7 +48,7 @@ def bytes_touched(op: Op) -> int:
     """
     if op.name in READS:
         return 2 * sum(v.nbytes for v in op.results) + sum(v.nbytes for v in op.operands[1:])
-    if op.name in WRITES:
+    if op.name in WINDOW_WRITES:
         return 2 * sum(v.nbytes for v in op.operands[1:])
     return cost(op).bytes or 0
 

@@ -26,7 +26,7 @@ from itertools import chain
 from jaxpr_opt.bridge.parameters import callee_of
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.reuse import buffer_of, is_view, takes_over, uses_of
-from jaxpr_opt.cost.windows import READS, WRITES, windows_of
+from jaxpr_opt.cost.windows import READS, WINDOW_WRITES, windows_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import (
     Call,
@@ -162,7 +162,7 @@ def _once(op: Op) -> int:
         return op.result.nbytes if _is_handed_on(op.result) else 0
     if op.name in READS:
         return _bytes(*op.results, *op.operands[1:])
-    if op.name in WRITES:
+    if op.name in WINDOW_WRITES:
         return _bytes(*op.operands[1:]) + _copied(Use(op, 0))
     if (write := _choice(op)) is not None:
         return 2 * _bytes(*write.operands[1:]) + _copied(Use(write, 0), op)
@@ -196,7 +196,7 @@ def embedded(value: Value) -> tuple[Op, ...]:
     if op.name in SUMS:
         parts = [embedded(operand) for operand in op.operands]
         return tuple(chain(*parts)) if all(parts) and all(map(is_wide, chain(*parts))) else ()
-    if op.name not in WRITES:
+    if op.name not in WINDOW_WRITES:
         return ()
     base = buffer_of(op.operands[0]).op
     indices = op.operands[2:] if op.name == "dynamic_update_slice" else op.operands[1:2]
@@ -225,7 +225,7 @@ def _choice(op: Op) -> Op | None:
         return None
     for written, kept in (op.operands[1:], op.operands[:0:-1]):
         write = written.op
-        is_write = write is not None and write.name in WRITES and len(written.uses) == 1
+        is_write = write is not None and write.name in WINDOW_WRITES and len(written.uses) == 1
         if write is not None and is_write and buffer_of(write.operands[0]) is buffer_of(kept):
             return write
     return None
@@ -233,7 +233,7 @@ def _choice(op: Op) -> Op | None:
 
 def _is_chosen(op: Op) -> bool:
     """Whether it is the write of a choice."""
-    return op.name in WRITES and any(_choice(user) is op for user in op.result.users)
+    return op.name in WINDOW_WRITES and any(_choice(user) is op for user in op.result.users)
 
 
 def _is_handed_on(value: Value) -> bool:
@@ -241,6 +241,6 @@ def _is_handed_on(value: Value) -> bool:
     return any(
         op.is_terminator
         or bool(op.regions)
-        or (op.name in WRITES and position == 0 and not embedded(op.result))
+        or (op.name in WINDOW_WRITES and position == 0 and not embedded(op.result))
         for op, position in uses_of(value)
     )

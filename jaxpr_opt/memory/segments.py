@@ -20,9 +20,9 @@ from jaxpr_opt.builders.skipped_steps import is_taken
 from jaxpr_opt.ir.graph import Op, Region, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
-Rows = Mapping[Value, Value]
+RowOf = Mapping[Value, Value]
 """Of arrays that a loop reads: their rows in a segment."""
-Computed = Callable[[Rows, Op], Rows]
+Computed = Callable[[RowOf, Op], RowOf]
 """Of the rows of some arrays: those of others, computed before an op."""
 
 
@@ -91,7 +91,7 @@ def _read_again(
 ) -> None:
     """Let a loop compute the residuals that it reads, segment by segment."""
 
-    def computed(rows: Rows, before: Op) -> Rows:
+    def computed(rows: RowOf, before: Op) -> RowOf:
         made = _replayed(found, [rows[array] for array in given], length, before, rw)
         return dict(zip(residuals, made, strict=True))
 

@@ -60,7 +60,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.row_views import Place, Rows, place_of_stack, rows_of_stream
+from jaxpr_opt.analysis.windows.row_views import Place, StepRows, place_of_stack, rows_of_stream
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.step_rows import row_of_step
@@ -73,18 +73,18 @@ from jaxpr_opt.ir.traits import may_skip_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Copied(Match):
+class CopiedStacks(Match):
     """A scan whose streams are parts of arrays, or whose stacks become parts of arrays."""
 
     op: Scan
-    sources: dict[Value, Rows]
+    sources: dict[Value, StepRows]
     """By parameter of the body."""
     places: dict[Value, Place]
     """By stack."""
 
 
 @dataclass(frozen=True)
-class ScanInPlace(Pass[Copied]):
+class ScanInPlace(Pass[CopiedStacks]):
     """Streams that are slices, stacks that are concatenated -> read and written in place."""
 
     name: ClassVar[str] = "scan-in-place"
@@ -92,7 +92,7 @@ class ScanInPlace(Pass[Copied]):
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Scan) -> Iterator[Copied]:
+    def find(self, op: Scan) -> Iterator[CopiedStacks]:
         if not all(is_sized(v.shape) for v in (*op.operands, *op.results)):
             return
         sources = {s.param: rows for s in op.streams if (rows := rows_of_stream(s, op)) is not None}
@@ -101,11 +101,11 @@ class ScanInPlace(Pass[Copied]):
         for written in (places, {}) if read and places else (places,):
             if copies := [*read, *written]:
                 names = ", ".join(value.label for value in copies)
-                yield Copied(
+                yield CopiedStacks(
                     op, f"the loop reads or writes rows of {names} in place", sources, written
                 )
 
-    def refuse(self, match: Copied) -> str | None:
+    def refuse(self, match: CopiedStacks) -> str | None:
         scan = match.op
         if unroll_of(scan) != 1:
             return "the scan asks to be unrolled"  # (3)
@@ -115,7 +115,7 @@ class ScanInPlace(Pass[Copied]):
             return "the room of a result, where rows would be written, holds more until then"
         return None
 
-    def rewrite(self, match: Copied, rw: Rewriter) -> None:
+    def rewrite(self, match: CopiedStacks, rw: Rewriter) -> None:
         scan = match.op
         _move(scan, match.sources, match.places, rw)
 
@@ -132,7 +132,9 @@ def _takes_more(scan: Scan) -> bool:
     return program is None or program.is_backward or takes_more(scan, write)
 
 
-def _move(scan: Scan, sources: dict[Value, Rows], places: dict[Value, Place], rw: Rewriter) -> None:
+def _move(
+    scan: Scan, sources: dict[Value, StepRows], places: dict[Value, Place], rw: Rewriter
+) -> None:
     """Read rows where they are, and write them where they are wanted."""
     counter = _counter(scan, rw)
     streams = []

@@ -65,14 +65,14 @@ from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update(Match):
+class SparseRowsUpdate(Match):
     """A step of gradient descent."""
 
     descent: Descent
 
 
 @dataclass(frozen=True)
-class UpdateRows(Pass[Update]):
+class UpdateRows(Pass[SparseRowsUpdate]):
     """A carried array plus, or minus, what is zero but for rows -> its rows updated."""
 
     name: ClassVar[str] = "update-rows"
@@ -81,16 +81,16 @@ class UpdateRows(Pass[Update]):
     primitives: ClassVar[frozenset[str]] = frozenset({"add", "add_any", "sub"})
     needs: ClassVar[frozenset[str]] = PIECES
 
-    def find(self, op: Op) -> Iterator[Update]:
+    def find(self, op: Op) -> Iterator[SparseRowsUpdate]:
         pairs = [op.operands] if op.name == "sub" else [op.operands, op.operands[::-1]]
         for array, term in pairs:
             found = descent(op, array, term)
             if found is not None and found.path:
                 few = bytes_text(sum(piece.nbytes for piece in found.pieces))
                 says = f"{few} of {array.label} are updated, not {bytes_text(array.nbytes)}"
-                yield Update(op, says, found, about=op.result)
+                yield SparseRowsUpdate(op, says, found, about=op.result)
 
-    def refuse(self, match: Update) -> str | None:
+    def refuse(self, match: SparseRowsUpdate) -> str | None:
         found, array = match.descent, match.descent.array
         for piece in found.pieces:
             if piece.repeats and not has_rows(piece):  # (3)
@@ -109,7 +109,7 @@ class UpdateRows(Pass[Update]):
             return "all elements are added as fast as the ops for rows are started"
         return None
 
-    def rewrite(self, match: Update, rw: Rewriter) -> None:
+    def rewrite(self, match: SparseRowsUpdate, rw: Rewriter) -> None:
         found = match.descent
         rows = [descent_rows.new_row(found, piece, rw) for piece in found.pieces]
 

@@ -76,14 +76,14 @@ from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update(Match):
+class SparseStatesUpdate(Match):
     """A group of arrays that a sparse gradient changes; or why not by rows only."""
 
     states: States | str
 
 
 @dataclass(frozen=True)
-class UpdateStates(Pass[Update]):
+class UpdateStates(Pass[SparseStatesUpdate]):
     """Elementwise update of arrays by a sparse gradient -> update of its rows."""
 
     name: ClassVar[str] = "update-states"
@@ -94,7 +94,7 @@ class UpdateStates(Pass[Update]):
     phase: ClassVar[Phase] = "final"
     primitives: ClassVar[frozenset[str]] = SCATTERS
 
-    def find(self, op: Op) -> Iterator[Update]:
+    def find(self, op: Op) -> Iterator[SparseStatesUpdate]:
         found = states(op)
         if found is None:
             return
@@ -103,9 +103,9 @@ class UpdateStates(Pass[Update]):
             few = bytes_text(sum(piece.nbytes for piece in found.pieces))
             names = ", ".join(array.param.label for array in found.arrays)
             says = f"{few} of {names} are updated, not {bytes_text(found.arrays[0].param.nbytes)}"
-        yield Update(op, says, found)
+        yield SparseStatesUpdate(op, says, found)
 
-    def refuse(self, match: Update) -> str | None:
+    def refuse(self, match: SparseStatesUpdate) -> str | None:
         found = match.states
         if isinstance(found, str):  # (1)
             return found
@@ -128,7 +128,7 @@ class UpdateStates(Pass[Update]):
             return "all elements are computed as fast as the ops for rows are started"
         return None
 
-    def rewrite(self, match: Update, rw: Rewriter) -> None:
+    def rewrite(self, match: SparseStatesUpdate, rw: Rewriter) -> None:
         found = match.states
         assert isinstance(found, States)
         end = found.body.terminator

@@ -50,7 +50,7 @@ from jaxpr_opt.analysis.values.flags import (
     is_negation,
     source_of,
 )
-from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
+from jaxpr_opt.analysis.windows.window_primitives import INDEXED_WRITES, WRITES
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.flag_rows import carry_truth, read_root, stack_root
 from jaxpr_opt.engine.interface import Match, Pass
@@ -98,7 +98,7 @@ class CarryTruthValues(Pass[Flag]):
 
     def refuse(self, match: Flag) -> str | None:
         users = match.of.param.users if isinstance(match.of, Carry) else []
-        if any(user.name in WRITES | SCATTERS for user in users):  # (2)
+        if any(user.name in WRITES | INDEXED_WRITES for user in users):  # (2)
             return "a step writes some of its elements"
         if any(map(_reads_a_part, users)):  # (2)
             return "a step reads some of its elements"

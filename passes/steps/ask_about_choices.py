@@ -49,7 +49,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice(Match):
+class IdleChoice(Match):
     """A scan, and the choices with which a step of it does nothing."""
 
     op: Scan
@@ -57,20 +57,20 @@ class Choice(Match):
 
 
 @dataclass(frozen=True)
-class AskAboutChoices(Pass[Choice]):
+class AskAboutChoices(Pass[IdleChoice]):
     """Choices of a step that changes nothing -> choices that are asked about."""
 
     name: ClassVar[str] = "ask-about-choices"
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Scan) -> Iterator[Choice]:
+    def find(self, op: Scan) -> Iterator[IdleChoice]:
         idle = find_idle(op)
         if idle is not None and steps_a_question(op, idle.skip) is not None:
             asked = idle.skip.predicate
             says = f"a step is asked whether {asked.label} lets it do nothing"
-            yield Choice(op, says, idle, about=asked)
+            yield IdleChoice(op, says, idle, about=asked)
 
-    def rewrite(self, match: Choice, rw: Rewriter) -> None:
+    def rewrite(self, match: IdleChoice, rw: Rewriter) -> None:
         scan, idle = match.op, match.idle
         asked = idle.skip.predicate
         after = asked.op.next if asked.op is not None else scan.body.first

@@ -64,7 +64,7 @@ class Counted(Match):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Copied(Match):
+class CopiedRows(Match):
     """A stack of windows of an array, and the ops that make a row of a window (2)."""
 
     op: Scan
@@ -74,14 +74,14 @@ class Copied(Match):
 
 
 @dataclass(frozen=True)
-class ForwardKnownStacks(Pass[Counted | Copied]):
+class ForwardKnownStacks(Pass[Counted | CopiedRows]):
     """Stack of what is read or counted in a loop -> slice or iota."""
 
     name: ClassVar[str] = "forward-known-stacks"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Scan) -> Iterator[Counted | Copied]:
+    def find(self, op: Scan) -> Iterator[Counted | CopiedRows]:
         for stack in op.stacks:
             value = stack.value
             if not stack.result.uses or not op.body.defines(value) or op.stream_of(value):
@@ -94,9 +94,9 @@ class ForwardKnownStacks(Pass[Counted | Copied]):
             read, moved = _read(value, op)
             if read is not None:
                 says = f"rows of {read.array.label} are read again, not stored"
-                yield Copied(op, says, stack, read, moved)
+                yield CopiedRows(op, says, stack, read, moved)
 
-    def refuse(self, match: Counted | Copied) -> str | None:
+    def refuse(self, match: Counted | CopiedRows) -> str | None:
         scan = match.op
         if scan.length < 1:
             return "the loop has no steps"  # (4)
@@ -113,7 +113,7 @@ class ForwardKnownStacks(Pass[Counted | Copied]):
             return "the windows overlap, or leave rows out"
         return None
 
-    def rewrite(self, match: Counted | Copied, rw: Rewriter) -> None:
+    def rewrite(self, match: Counted | CopiedRows, rw: Rewriter) -> None:
         scan, after = match.op, match.op.next
         assert after is not None
         if isinstance(match, Counted):
@@ -155,7 +155,7 @@ def _read(value: Value, scan: Scan) -> tuple[Access | None, tuple[Op, ...]]:
     return None, ()
 
 
-def _moving(match: Copied) -> list[int]:
+def _moving(match: CopiedRows) -> list[int]:
     """The axes along which the window moves with the loop."""
     return [
         axis
@@ -164,7 +164,7 @@ def _moving(match: Copied) -> list[int]:
     ]
 
 
-def _windows(match: Copied, rw: Rewriter) -> Value:
+def _windows(match: CopiedRows, rw: Rewriter) -> Value:
     """The windows that are read in each step, stacked."""
     scan, read = match.op, match.read
     (moving,) = _moving(match)

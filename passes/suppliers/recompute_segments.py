@@ -72,7 +72,7 @@ from jaxpr_opt.sizes import binary_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments(Match):
+class DroppedSegments(Match):
     """A region whose memory peaks, and what to compute again there."""
 
     turn: Turn | None = None
@@ -81,7 +81,7 @@ class Segments(Match):
 
 
 @dataclass(frozen=True)
-class RecomputeSegments(Pass[Segments]):
+class RecomputeSegments(Pass[DroppedSegments]):
     """Arrays that wait for the backward pass -> what they are computed from, and that again."""
 
     name: ClassVar[str] = "recompute-segments"
@@ -93,12 +93,12 @@ class RecomputeSegments(Pass[Segments]):
         del names
         return cost_model().is_traded
 
-    def find(self, op: Op) -> Iterator[Segments]:
+    def find(self, op: Op) -> Iterator[DroppedSegments]:
         region = op.region
         if not cost_model().is_traded or region is None:
             return
         if _is_decided(region):
-            yield Segments(op, "arrays are computed again", is_refused=True)
+            yield DroppedSegments(op, "arrays are computed again", is_refused=True)
             return
         if cost_model().keeps_all:
             return
@@ -111,14 +111,14 @@ class RecomputeSegments(Pass[Segments]):
         fewer = binary_text(found.before - found.nbytes)
         says = f"{fewer} of arrays are computed again where they are read"
         at, trades = largest.op, _trades(op)
-        yield Segments(op, says, found.turn, parts, at=at, about=largest, trades=trades)
+        yield DroppedSegments(op, says, found.turn, parts, at=at, about=largest, trades=trades)
 
-    def refuse(self, match: Segments) -> str | None:
+    def refuse(self, match: DroppedSegments) -> str | None:
         if match.turn is None:  # (4)
             return "an optimization_barrier already fixes the order"
         return None
 
-    def rewrite(self, match: Segments, rw: Rewriter) -> None:
+    def rewrite(self, match: DroppedSegments, rw: Rewriter) -> None:
         assert match.turn is not None
         recompute(match.turn, match.parts, rw)
 

@@ -74,7 +74,7 @@ from jaxpr_opt.builders.pieces import in_two
 from jaxpr_opt.builders.recomputed_residuals import make_cut
 from jaxpr_opt.cost.known_seconds import known_seconds
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.segments import Steps
+from jaxpr_opt.cost.segments import ReplayedSteps
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan
 from jaxpr_opt.ir.nesting import runs
@@ -84,7 +84,7 @@ from jaxpr_opt.sizes import binary_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Segments(Match):
+class ReplayedSegments(Match):
     """A loop whose residuals are to be computed again, in segments of so many steps."""
 
     op: Scan
@@ -95,18 +95,18 @@ class Segments(Match):
 
 
 @dataclass(frozen=True)
-class ReplaySegments(Pass[Segments]):
+class ReplaySegments(Pass[ReplayedSegments]):
     """Residuals of a loop -> the carries of every k-th step, and the steps replayed."""
 
     name: ClassVar[str] = "replay-segments"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Scan) -> Iterator[Segments]:
+    def find(self, op: Scan) -> Iterator[ReplayedSegments]:
         if (skipped := skipped_segments(op)) is not None:
             kept = binary_text(skipped.nbytes)
             says = f"steps are replayed in segments of {skipped.length}, so that they keep {kept}"
-            yield Segments(op, says, skipped.replay, skipped.length, skipped)
+            yield ReplayedSegments(op, says, skipped.replay, skipped.length, skipped)
             return
         found = replay(op) if cost_model().byte and op.length > 1 else None
         length = None if found is None else _length(found)
@@ -116,14 +116,14 @@ class ReplaySegments(Pass[Segments]):
         of = "one step" if length == 1 else f"{length} steps"
         says = f"residuals of {of} at a time are computed again from {kept} of carries"
         largest = max(found.stacks, key=lambda stack: stack.value.nbytes)
-        yield Segments(op, says, found, length, at=largest.value.op, about=largest.result)
+        yield ReplayedSegments(op, says, found, length, at=largest.value.op, about=largest.result)
 
-    def refuse(self, match: Segments) -> str | None:
+    def refuse(self, match: ReplayedSegments) -> str | None:
         if match.length == 1 and _cut(match.replay) is None:
             return "the loop stores nothing but its carries"
         return match.replay.why_not()  # (2, 3)
 
-    def rewrite(self, match: Segments, rw: Rewriter) -> None:
+    def rewrite(self, match: ReplayedSegments, rw: Rewriter) -> None:
         if match.skipped is not None:
             found: Replay | None = match.replay
             if match.skipped.storing:
@@ -146,7 +146,7 @@ def _length(found: Replay) -> int | None:
     scan, model = found.scan, cost_model()
     step = known_seconds(found.ops, model) + model.loop_seconds(1, found.carried + found.stacked)
     seconds = runs(scan) * scan.length * len(found.readers) * step
-    steps = Steps(scan.length, found.carried, found.stacked, found.streamed)
+    steps = ReplayedSteps(scan.length, found.carried, found.stacked, found.streamed)
     return steps.segment(seconds, model)
 
 

@@ -48,7 +48,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shifted(Match):
+class ShiftedStack(Match):
     """A stack of what a carry is after each step, and the one of what it is before."""
 
     op: Scan
@@ -58,22 +58,22 @@ class Shifted(Match):
 
 
 @dataclass(frozen=True)
-class ShareShiftedStacks(Pass[Shifted]):
+class ShareShiftedStacks(Pass[ShiftedStack]):
     """Stacks of a carry before and after each step -> one of them."""
 
     name: ClassVar[str] = "share-shifted-stacks"
     whole_arrays: ClassVar[bool] = True
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
-    def find(self, op: Scan) -> Iterator[Shifted]:
+    def find(self, op: Scan) -> Iterator[ShiftedStack]:
         known = shifted(op)
         for stack in op.stacks if known else ():
             if stack.value in known and stack.result.uses:
                 carry, earlier = known[stack.value]
                 says = f"{stack.value.label} is {carry.param.label} of the next step, kept once"
-                yield Shifted(op, says, stack, carry, earlier, about=stack.result)
+                yield ShiftedStack(op, says, stack, carry, earlier, about=stack.result)
 
-    def refuse(self, match: Shifted) -> str | None:
+    def refuse(self, match: ShiftedStack) -> str | None:
         found = readers_back(match.op, match.stack.result)  # (2)
         if isinstance(found, str):  # (2, 3)
             return found
@@ -83,7 +83,7 @@ class ShareShiftedStacks(Pass[Shifted]):
             return "it is small, or a small part of what the loop streams"
         return None
 
-    def rewrite(self, match: Shifted, rw: Rewriter) -> None:
+    def rewrite(self, match: ShiftedStack, rw: Rewriter) -> None:
         scan, gone = match.op, match.stack.result
         found = readers_back(scan, gone)
         assert not isinstance(found, str)
@@ -92,7 +92,7 @@ class ShareShiftedStacks(Pass[Shifted]):
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not gone])
 
 
-def _carry(reader: Scan, row: Value, match: Shifted, rw: Rewriter) -> None:
+def _carry(reader: Scan, row: Value, match: ShiftedStack, rw: Rewriter) -> None:
     """Make a loop carry a row of the earlier stack to the step that needs it."""
     streams = [s for s in reader.streams if s.param is not row]
     earlier = next((s for s in streams if s.operand is match.earlier.result), None)

@@ -64,7 +64,7 @@ from jaxpr_opt.ir.traits import is_arithmetic, is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice(Match):
+class StackedChoice(Match):
     """A stack of what a cond chose; `cases` is what it may be."""
 
     op: Scan
@@ -74,7 +74,7 @@ class Choice(Match):
 
 
 @dataclass(frozen=True)
-class StackChoices(Pass[Choice]):
+class StackChoices(Pass[StackedChoice]):
     """A stack of values that a branch chose -> the branch that was taken."""
 
     name: ClassVar[str] = "stack-choices"
@@ -82,7 +82,7 @@ class StackChoices(Pass[Choice]):
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     needs: ClassVar[frozenset[str]] = frozenset({"cond"})
 
-    def find(self, op: Scan) -> Iterator[Choice]:
+    def find(self, op: Scan) -> Iterator[StackedChoice]:
         for stack in op.stacks:
             cond = stack.value.op
             if not isinstance(cond, Cond) or cond.region is not op.body:
@@ -90,9 +90,9 @@ class StackChoices(Pass[Choice]):
             cases = cond.outcomes[cond.results.index(stack.value)].values
             if len({identity(v) for v in cases if not is_undefined(v)}) > 1:
                 says = f"the number of the branch is stacked, not {stack.value.label}"
-                yield Choice(op, says, stack, cond, cases, at=cond, about=stack.value)
+                yield StackedChoice(op, says, stack, cond, cases, at=cond, about=stack.value)
 
-    def refuse(self, match: Choice) -> str | None:
+    def refuse(self, match: StackedChoice) -> str | None:
         scan, value = match.op, match.stack.value
         if not routes(match.stack.result, nests=True):
             return f"{value.label} is not read row by row"  # (1)
@@ -109,7 +109,7 @@ class StackChoices(Pass[Choice]):
             return f"{value.label} is as small as the number of a branch"
         return None
 
-    def rewrite(self, match: Choice, rw: Rewriter) -> None:
+    def rewrite(self, match: StackedChoice, rw: Rewriter) -> None:
         scan, cond, stack = match.op, match.cond, match.stack
         regions = [_region(case, cond, rw) for case in match.cases]
         (choice,) = rw.new_cond(cond.selector, regions, like=cond, before=cond).results

@@ -50,14 +50,14 @@ from jaxpr_opt.sizes import bytes_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadBack(Match):
+class RowsReadBack(Match):
     """A gather of what a scatter has written."""
 
     piece: Piece
 
 
 @dataclass(frozen=True)
-class ForwardRepeatedRows(Pass[ReadBack]):
+class ForwardRepeatedRows(Pass[RowsReadBack]):
     """Gather of just the rows that a scatter wrote -> those rows, the last of each place."""
 
     name: ClassVar[str] = "forward-repeated-rows"
@@ -67,7 +67,7 @@ class ForwardRepeatedRows(Pass[ReadBack]):
     whole_arrays: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"gather"})
 
-    def find(self, op: Op) -> Iterator[ReadBack]:
+    def find(self, op: Op) -> Iterator[RowsReadBack]:
         array, index = op.operands
         write = array.op
         if write is None or write.name != "scatter" or combiner_of(write) is not None:
@@ -78,9 +78,9 @@ class ForwardRepeatedRows(Pass[ReadBack]):
             piece = Piece(write, write.operands[0], write.operands[2], (index,))
             few = bytes_text(piece.nbytes)
             says = f"rows are read back from the {few} written, not from {bytes_text(array.nbytes)}"
-            yield ReadBack(op, says, piece, about=array)
+            yield RowsReadBack(op, says, piece, about=array)
 
-    def refuse(self, match: ReadBack) -> str | None:
+    def refuse(self, match: RowsReadBack) -> str | None:
         op, piece = match.op, match.piece
         if mode_of(op) != lax.GatherScatterMode.PROMISE_IN_BOUNDS:
             return "what is read out of range is specified"  # (2)
@@ -98,7 +98,7 @@ class ForwardRepeatedRows(Pass[ReadBack]):
             return f"{piece.result.label} is filled as fast as the ops for rows are started"
         return None
 
-    def rewrite(self, match: ReadBack, rw: Rewriter) -> None:
+    def rewrite(self, match: RowsReadBack, rw: Rewriter) -> None:
         op, piece = match.op, match.piece
         rows = partial(last_by_row, piece)
         new = rw.typed(rows, op.result.aval, *piece.indices, piece.update, before=op)

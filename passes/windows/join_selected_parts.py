@@ -43,7 +43,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
-from jaxpr_opt.analysis.windows.parts import Part, joined, part, summands
+from jaxpr_opt.analysis.windows.parts import SelectedPart, joined, part, summands
 from jaxpr_opt.analysis.windows.window_primitives import is_same_window
 from jaxpr_opt.builders.summed_windows import write_sum
 from jaxpr_opt.cost.model import cost_model
@@ -58,7 +58,7 @@ class SumOfParts(Match):
     """A sum of all the parts of an array."""
 
     whole: Value
-    parts: tuple[Part, ...]
+    parts: tuple[SelectedPart, ...]
     sums: tuple[Op, ...]
     """The additions, last to first."""
 

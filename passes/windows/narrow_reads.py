@@ -48,7 +48,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
-from jaxpr_opt.analysis.windows.concat_operands import Part, PartAt, part, stacked_by
+from jaxpr_opt.analysis.windows.concat_operands import OperandSlice, OperandWindow, part, stacked_by
 from jaxpr_opt.analysis.windows.masks_at_windows import AtWindow, more_kept, spread_at
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of
 from jaxpr_opt.builders.narrow_reads import read_cases, read_operands, spread_out
@@ -90,7 +90,7 @@ class ReadOfBroadcast(Match):
 class ReadOfPart(Match):
     """A slice or a window of what is put together of several parts."""
 
-    part: Part | PartAt
+    part: OperandSlice | OperandWindow
 
 
 Found = ReadOfSelect | ReadOfArithmetic | ReadOfBroadcast | ReadOfPart
@@ -109,7 +109,7 @@ class NarrowReads(Pass[Found]):
 
     def find(self, op: Op) -> Iterator[Found]:
         found = part(op) if op.result.uses else None
-        if found is not None and (_is_of_a_stack(found) or isinstance(found, PartAt)):
+        if found is not None and (_is_of_a_stack(found) or isinstance(found, OperandWindow)):
             yield ReadOfPart(op, f"{op.name} of a concatenation reads the operand it is in", found)
         if op.name == "slice":
             return
@@ -163,9 +163,9 @@ class NarrowReads(Pass[Found]):
         rw.erase(op)
 
 
-def _is_needed_whole(found: Part | PartAt) -> str | None:
+def _is_needed_whole(found: OperandSlice | OperandWindow) -> str | None:
     op, *between = found.path
-    if isinstance(found, PartAt) and op.region is between[-1].region:
+    if isinstance(found, OperandWindow) and op.region is between[-1].region:
         return "XLA does not build a concatenation that is read once"  # (6)
     for op in between:
         others = (u for u in op.result.users if u not in found.path and part(u) is None)
@@ -175,7 +175,7 @@ def _is_needed_whole(found: Part | PartAt) -> str | None:
     return None
 
 
-def _is_of_a_stack(found: Part | PartAt) -> bool:
+def _is_of_a_stack(found: OperandSlice | OperandWindow) -> bool:
     """Whether a loop stacks a part (4): else XLA does as well."""
     return any(stacked_by(each) for each in found.path[-1].operands)
 

@@ -51,7 +51,7 @@ from jaxpr_opt.analysis.windows.one_hot import (
     selected,
 )
 from jaxpr_opt.bridge.parameters import axes_of, mode_of
-from jaxpr_opt.builders.one_hot_rows import Rows, read, written
+from jaxpr_opt.builders.one_hot_rows import OneHotRows, read, written
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_sharded
@@ -70,7 +70,7 @@ CLIP = lax.GatherScatterMode.CLIP  # what is out of range is written to the near
 class MaskedWrite(Match):
     """A select by a one-hot mask, or an op that changes an array at one place."""
 
-    rows: Rows
+    rows: OneHotRows
     kept: Value
     here: Any
     """Another array, or a number."""
@@ -80,7 +80,7 @@ class MaskedWrite(Match):
 class MaskedRead(Match):
     """A reduction of one element along the axis, and of neutral elements."""
 
-    rows: Rows
+    rows: OneHotRows
     row: Chosen
 
 
@@ -107,7 +107,7 @@ class RecognizeOneHot(Pass[MaskedWrite | MaskedRead | WrittenRead]):
         if op.name in REDUCTIONS:
             says = "a sum of one row and zeros becomes that row"
             if (row := reduced(op)) is not None:
-                rows = Rows(row.mask, array.shape)
+                rows = OneHotRows(row.mask, array.shape)
                 yield MaskedRead(op, says, rows, row, about=array, waste="select")
             elif (write := _only_summand(op)) is not None:
                 yield WrittenRead(op, says, write, about=array, waste="select")
@@ -115,12 +115,12 @@ class RecognizeOneHot(Pass[MaskedWrite | MaskedRead | WrittenRead]):
             if (parts := selected(op)) is not None:
                 mask, kept, new = parts
                 says = "a select by a one-hot mask becomes a write of one row"
-                rows = Rows(mask, op.result.shape)
+                rows = OneHotRows(mask, op.result.shape)
                 yield MaskedWrite(op, says, rows, kept, new, about=op.result, waste="select")
         elif (found := changed(op)) is not None:
             kept, row = found
             says = f"{op.name} of one row of an array becomes a write of that row"
-            rows = Rows(row.mask, op.result.shape)
+            rows = OneHotRows(row.mask, op.result.shape)
             yield MaskedWrite(op, says, rows, kept, row.here, about=op.result, waste="select")
 
     def refuse(self, match: MaskedWrite | MaskedRead | WrittenRead) -> str | None:
@@ -148,7 +148,7 @@ class RecognizeOneHot(Pass[MaskedWrite | MaskedRead | WrittenRead]):
         rw.erase(op)
 
 
-def _are_short(rows: Rows, op: Op) -> bool:  # each with a number of its own
+def _are_short(rows: OneHotRows, op: Op) -> bool:  # each with a number of its own
     return bool(rows.mask.rows) and not cost_model().is_sparse_apart(*rows.sizes(op))
 
 

@@ -56,7 +56,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shifted(Match):
+class ShiftedArray(Match):
     """A carry that is a shift register; or why it cannot be a ring."""
 
     op: Scan
@@ -64,7 +64,7 @@ class Shifted(Match):
 
 
 @dataclass(frozen=True)
-class ShiftInPlace(Pass[Shifted]):
+class ShiftInPlace(Pass[ShiftedArray]):
     """A register whose rows move -> a ring whose start does."""
 
     name: ClassVar[str] = "shift-in-place"
@@ -72,14 +72,14 @@ class ShiftInPlace(Pass[Shifted]):
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
     needs: ClassVar[frozenset[str]] = MOVES
 
-    def find(self, op: Scan) -> Iterator[Shifted]:
+    def find(self, op: Scan) -> Iterator[ShiftedArray]:
         for carry in op.carries if any(each.name in MOVES for each in op.body.ops) else ():
             found = ring(op, carry)
             if found is not None:
                 says = f"{carry.param.label} is a ring: where it starts moves, not its rows"
-                yield Shifted(op, says, found, about=carry.param, waste="copy")
+                yield ShiftedArray(op, says, found, about=carry.param, waste="copy")
 
-    def refuse(self, match: Shifted) -> str | None:
+    def refuse(self, match: ShiftedArray) -> str | None:
         found = match.found
         if isinstance(found, str):
             return found  # (2)
@@ -95,6 +95,6 @@ class ShiftInPlace(Pass[Shifted]):
             return "the loop has few steps"
         return None
 
-    def rewrite(self, match: Shifted, rw: Rewriter) -> None:
+    def rewrite(self, match: ShiftedArray, rw: Rewriter) -> None:
         assert isinstance(match.found, Ring)
         turn(match.found, rw)

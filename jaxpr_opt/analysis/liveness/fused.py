@@ -32,7 +32,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.layouts import shape_read
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.ops import PRODUCTS
+from jaxpr_opt.cost.ops import MATRIX_PRODUCTS
 from jaxpr_opt.cost.reuse import buffer_of, is_view, uses_of, views_of
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.devices import fence
@@ -170,7 +170,7 @@ class _Fusing:
         """The same for all that it reads; None where it depends on what that is."""
         if op.region is not self.region or op.is_terminator or op.regions or not is_pure(op):
             return False
-        if op in self.reduced or op.name in PRODUCTS:
+        if op in self.reduced or op.name in MATRIX_PRODUCTS:
             return None
         return is_fused(op) or op.name == "gather" or op.name in REDUCING
 

@@ -14,7 +14,7 @@ from jaxpr_opt.analysis.steps.questions import is_asked_each_step
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, has_branch
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.cost.segments import LOOPS_OF_A_SEGMENT, Steps
+from jaxpr_opt.cost.segments import LOOPS_OF_A_SEGMENT, ReplayedSteps
 from jaxpr_opt.ir.devices import is_divided
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Scan
@@ -48,7 +48,7 @@ def skipped_segments(scan: Scan) -> SkippedSegments | None:
     stored = first_storing(found, found.stacked, full.replay_seconds)
     if stored == scan.length:
         return None
-    length = Steps(scan.length - stored, found.carried, found.stacked).smallest(model)
+    length = ReplayedSteps(scan.length - stored, found.carried, found.stacked).smallest(model)
     count = (scan.length - stored) // length
     if length < 2 or count < 2:
         return None

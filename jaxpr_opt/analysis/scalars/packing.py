@@ -22,7 +22,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class VectorCarry:
     """Carries that can be one vector, and what it is at the end of a step."""
 
     carries: tuple[Carry, ...]
@@ -36,11 +36,11 @@ class Column:
     streams: tuple[Stream, ...]
 
 
-Vector = Pack | Row | Column
+Vector = Pack | VectorCarry | Column
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LaneRun:
     """Lanes beside each other that come from one place: elements of a vector, or the same one."""
 
     source: Value | Vector
@@ -55,7 +55,7 @@ class Packing:
 
     scan: Scan
     packs: list[Pack] = field(default_factory=list)
-    rows: tuple[Row, ...] = ()
+    rows: tuple[VectorCarry, ...] = ()
     columns: tuple[Column, ...] = ()
     arrays: dict[Value, Lanes] = field(default_factory=dict)
     """Arrays that the step puts together element by element."""
@@ -64,20 +64,20 @@ class Packing:
     order: tuple[Op | Pack, ...] = ()
     """What a step still computes, operands first."""
 
-    def pieces(self, lanes: Lanes) -> tuple[Piece, ...]:
+    def pieces(self, lanes: Lanes) -> tuple[LaneRun, ...]:
         """The parts of vectors, and the scalars, that make a vector of these lanes."""
-        found: list[Piece] = []
+        found: list[LaneRun] = []
         for value, index in lanes:
             source, start = self.places.get(value, (value, index))
             last = found[-1] if found else None
             if last is not None and _same(last.source, source):
                 if start == last.start + last.count and not last.repeats:
-                    found[-1] = Piece(source, last.start, last.count + 1)
+                    found[-1] = LaneRun(source, last.start, last.count + 1)
                     continue
                 if start == last.start and (last.repeats or last.count == 1):
-                    found[-1] = Piece(source, start, last.count + 1, repeats=True)
+                    found[-1] = LaneRun(source, start, last.count + 1, repeats=True)
                     continue
-            found.append(Piece(source, start, 1))
+            found.append(LaneRun(source, start, 1))
         return tuple(found)
 
     @property

@@ -20,7 +20,7 @@ from itertools import count, pairwise
 
 from jaxpr_opt.analysis.scalars.element_provenance import element
 from jaxpr_opt.analysis.scalars.isomorphic_ops import families, is_float, kind
-from jaxpr_opt.analysis.scalars.packing import Column, Lanes, Pack, Packing, Row
+from jaxpr_opt.analysis.scalars.packing import Column, Lanes, Pack, Packing, VectorCarry
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
@@ -62,11 +62,13 @@ def _lanes(values: Iterable[Value], scan: Scan) -> Lanes:
     return tuple(element(value, 0, scan.body) for value in values)
 
 
-def _rows(scan: Scan, backwards: bool) -> list[Row]:
+def _rows(scan: Scan, backwards: bool) -> list[VectorCarry]:
     """Carries of scalars that are computed alike, in the order in which they are computed."""
     scalars = {c.next: c for c in scan.carries if is_float(c.param) and c.param.shape == ()}
     alike = _oriented(scalars, scan, backwards)
-    return [Row(tuple(scalars[v] for v in values), _lanes(values, scan)) for values in alike]
+    return [
+        VectorCarry(tuple(scalars[v] for v in values), _lanes(values, scan)) for values in alike
+    ]
 
 
 def _sums(scan: Scan, backwards: bool) -> Iterator[list[Value]]:

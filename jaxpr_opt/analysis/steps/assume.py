@@ -43,13 +43,13 @@ from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.flags import is_fraction
 from jaxpr_opt.analysis.values.truths import implied, numbers_if
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES, neutral
+from jaxpr_opt.analysis.windows.window_primitives import INDEXED_WRITES, WRITES, neutral
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Outcome, Region, Scan, Value
 from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, LAYING, RESHAPING, VIEWING, linear_in
 
-_WRITES = WRITES | SCATTERS
+_WRITES = WRITES | INDEXED_WRITES
 
 _OF_EACH = (ELEMENTWISE | VIEWING) & RULES.keys()
 """Ops that make each element of one of each operand."""
@@ -290,7 +290,7 @@ class Assumed:
         neutral.
         """
         array, where = op.operands[0], known[1]
-        if op.name in SCATTERS and is_splat_of(known[-1], neutral(op)):
+        if op.name in INDEXED_WRITES and is_splat_of(known[-1], neutral(op)):
             return True
         if op.name == "scatter" and isinstance(where, Splat) and 0 not in op.operands[1].shape:
             drops = mode_of(op) == GatherScatterMode.FILL_OR_DROP

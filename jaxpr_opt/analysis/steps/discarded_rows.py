@@ -44,7 +44,7 @@ _LAYING = LAYING | {"transpose"}
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ChosenRows:
     """Rows that a predicate chooses: those for which it is `when`."""
 
     predicate: Value
@@ -52,9 +52,11 @@ class Rows:
     axes: Axes
 
 
-def chosen_rows(which: Value, is_true: bool, left: int = limits.WAY_TO_AN_INDEX) -> Iterator[Rows]:
+def chosen_rows(
+    which: Value, is_true: bool, left: int = limits.WAY_TO_AN_INDEX
+) -> Iterator[ChosenRows]:
     """Predicates that hold for every row for which an element of `which` is `is_true`."""
-    yield Rows(which, is_true, _own_axes(which))
+    yield ChosenRows(which, is_true, _own_axes(which))
     op = which.op
     if op is None or which.dtype != bool or not left:
         return
@@ -67,11 +69,11 @@ def chosen_rows(which: Value, is_true: bool, left: int = limits.WAY_TO_AN_INDEX)
         for rows in chosen_rows(op.operands[0], is_true, left - 1):
             axes = _moved(op, 0, rows.axes)
             if axes is not None:
-                yield Rows(rows.predicate, rows.when, axes)
+                yield ChosenRows(rows.predicate, rows.when, axes)
 
 
 @remembered
-def rows_where(which: Value, is_true: bool) -> Rows:
+def rows_where(which: Value, is_true: bool) -> ChosenRows:
     """The rows of an array like `which` for which its elements are `is_true`, by the smallest
     predicate that says so.
     """
@@ -82,8 +84,8 @@ def rows_where(which: Value, is_true: bool) -> Rows:
         rows = rows_where(op.operands[0], is_true)
         axes = _moved(op, 0, rows.axes)
         if axes is not None:
-            return Rows(rows.predicate, rows.when, axes)
-    return Rows(which, is_true, _own_axes(which))
+            return ChosenRows(rows.predicate, rows.when, axes)
+    return ChosenRows(which, is_true, _own_axes(which))
 
 
 def _own_axes(predicate: Value) -> Axes:
@@ -97,7 +99,7 @@ def _moved(op: Op, position: int, axes: Axes) -> Axes | None:
     return None if is_lost else found
 
 
-def are_discarded(array: Value, rows: Rows, ignored: Set[Op]) -> bool:
+def are_discarded(array: Value, rows: ChosenRows, ignored: Set[Op]) -> bool:
     """Whether nothing depends on the rows of an array that are not chosen, but for what the
     `ignored` ops read.
     """
@@ -108,7 +110,7 @@ def are_discarded(array: Value, rows: Rows, ignored: Set[Op]) -> bool:
 class _Walk:
     """Follows rows that change through the ops that read them."""
 
-    def __init__(self, rows: Rows, ignored: Set[Op]) -> None:
+    def __init__(self, rows: ChosenRows, ignored: Set[Op]) -> None:
         self._rows = rows
         self._ignored = ignored
         self._axes: dict[Value, Axes] = {}
@@ -207,5 +209,5 @@ class _Walk:
 
     def _are_chosen(self, which: Value, is_true: bool, axes: Axes) -> bool:
         """Whether all rows for which an element of `which` is `is_true` are rows that count."""
-        wanted = Rows(self._rows.predicate, self._rows.when, axes)
+        wanted = ChosenRows(self._rows.predicate, self._rows.when, axes)
         return wanted in chosen_rows(which, is_true)

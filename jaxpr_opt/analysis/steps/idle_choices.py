@@ -22,7 +22,7 @@ from jaxpr_opt.analysis.values.flags import is_question
 from jaxpr_opt.analysis.values.induction import bounds, decide
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.truths import numbers_if
-from jaxpr_opt.analysis.windows.window_primitives import SCATTERS, WRITES
+from jaxpr_opt.analysis.windows.window_primitives import INDEXED_WRITES, WRITES
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import inputs
@@ -34,7 +34,7 @@ Fact = bool | frozenset[int]
 """What a truth value is, or the numbers of which an integer is one."""
 Facts = Mapping[Value, Fact]
 
-_PASSING = {*RULES, *SCATTERS, *WRITES, BARRIER}
+_PASSING = {*RULES, *INDEXED_WRITES, *WRITES, BARRIER}
 """Ops that may make what an operand is, if it is known what others are."""
 
 
@@ -219,7 +219,7 @@ def _marks_rows(value: Value) -> bool:
     """
     for _ in range(limits.OPS_OF_A_ROW):
         op = value.op
-        if op is None or op.name in SCATTERS:
+        if op is None or op.name in INDEXED_WRITES:
             return op is not None and uniform(op.operands[0]) == 0 and op.operands[1].size > 0
         others = [v for v in op.operands if uniform(v) is None]
         if op.name not in ELEMENTWISE | LAYING | PICKING or len(others) != 1:

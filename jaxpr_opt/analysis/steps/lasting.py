@@ -23,7 +23,7 @@ from jaxpr_opt.analysis.values.induction import (
     after_first_step,
     decide_after_first_step,
 )
-from jaxpr_opt.analysis.values.intervals import COMPARISONS
+from jaxpr_opt.analysis.values.intervals import COMPARED_WITH_ZERO
 from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
@@ -56,7 +56,7 @@ def lasts(skip: Skip) -> bool:
         if _stays(skip, value, truth)
     }
     for op in skip.slice:
-        if op.name in COMPARISONS and op.result not in facts:
+        if op.name in COMPARED_WITH_ZERO and op.result not in facts:
             known = decide_after_first_step(op.result, scan)
             if known is not None:
                 facts[op.result] = known

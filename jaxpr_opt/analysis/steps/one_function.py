@@ -19,7 +19,7 @@ from jaxpr_opt.bridge.parameters import combiner_of, has_unique_indices, numbers
 from jaxpr_opt.cost.fusion import ELEMENTS_MULTIPLIED, ELEMENTS_SUMMED
 from jaxpr_opt.cost.limits import ARRAYS_OF_A_FUNCTION
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.windows import READS, WRITES, windows_of
+from jaxpr_opt.cost.windows import READS, WINDOW_WRITES, windows_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Constant, Op, Scan, Value, While, is_sized
 from jaxpr_opt.ir.traits import (
@@ -36,7 +36,7 @@ from jaxpr_opt.ir.traits import (
 from jaxpr_opt.ir.unrolling import steps_as_one
 
 KNOWN = (
-    ELEMENTWISE | MOVING | ARRANGING | REDUCING | CUMULATIVE | READS | WRITES
+    ELEMENTWISE | MOVING | ARRANGING | REDUCING | CUMULATIVE | READS | WINDOW_WRITES
     | frozenset({
         "bitcast_convert_type", "dot_general", "random_bits", "random_fold_in", "random_seed",
         "random_split", "random_unwrap", "random_wrap", "threefry2x32", BARRIER,
@@ -44,7 +44,7 @@ KNOWN = (
 )  # fmt: skip
 """Ops that are known to work."""
 
-PARTS = WRITES | {"clamp", "concatenate", "pad", "select_n", "stack"}
+PARTS = WINDOW_WRITES | {"clamp", "concatenate", "pad", "select_n", "stack"}
 """Ops whose result may turn out to be one of their operands."""
 
 PLACES = ("int32", "int64")
@@ -159,4 +159,4 @@ def _computed_with(op: Op) -> list[Value]:
         return []
     if op.name in READS:
         return [*op.operands[1:], *op.results]
-    return list(op.operands[1:]) if op.name in WRITES else [*op.operands, *op.results]
+    return list(op.operands[1:]) if op.name in WINDOW_WRITES else [*op.operands, *op.results]

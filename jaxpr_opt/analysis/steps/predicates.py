@@ -28,14 +28,14 @@ from jaxpr_opt.ir.traits import DRAWING, LAYING, is_speculable
 Counters = tuple[tuple[Carry, Value], ...]
 """Carries that count, each with what it counts by."""
 
-_VIEWS = LAYING | {"convert_element_type"}
+_TRUTH_PRESERVING = LAYING | {"convert_element_type"}
 
 
 @remembered
 def predicate_root(value: Value) -> Value:
     """The predicate that a mask is a broadcast or conversion of, or a comparison of with 0 or 1."""
     while (op := value.op) is not None:
-        if op.name in _VIEWS or (op.name == "not" and value.dtype == bool):
+        if op.name in _TRUTH_PRESERVING or (op.name == "not" and value.dtype == bool):
             value = op.operands[0]
             continue
         inner = value

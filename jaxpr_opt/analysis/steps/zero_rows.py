@@ -17,7 +17,7 @@ from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Stream, Value
 from jaxpr_opt.ir.traits import VIEWING
 
-_VIEWS = VIEWING | {"and", "convert_element_type", "not", "or"}
+_ZERO_PRESERVING = VIEWING | {"and", "convert_element_type", "not", "or"}
 _SUMS = frozenset({"add", "add_any", "concatenate", "sub"})
 """Zero only where all operands are."""
 _COMPARISONS = frozenset({"eq", "ge", "gt", "le", "lt", "ne"})
@@ -86,7 +86,7 @@ def compares_whole_numbers(mask: Value) -> bool:
     for value in pending:
         op = value.op
         is_mask |= value.dtype == bool
-        if op is not None and op.name in _VIEWS:
+        if op is not None and op.name in _ZERO_PRESERVING:
             pending += [v for v in op.operands if uniform(v) is None and v not in pending]
         elif op is not None and op.name in _COMPARISONS:
             if not dtypes.is_integral(op.operands[0].dtype):

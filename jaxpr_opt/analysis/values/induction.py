@@ -21,7 +21,7 @@ import numpy as np
 from jaxpr_opt.analysis.values.affine import RULES, Affine, reshaped, spread, stacked
 from jaxpr_opt.analysis.values.constants import captured_indices, uniform
 from jaxpr_opt.analysis.values.intervals import (
-    COMPARISONS,
+    COMPARED_WITH_ZERO,
     INTERVALS,
     LOGIC,
     SAME_ELEMENTS,
@@ -301,7 +301,7 @@ class _Search:
         if op.name == "select_n":
             return hull(self.bounds(v, depth) for v in self.cases(op, depth))
         of_integers = all(map(_is_integer, op.operands))
-        if of_integers and op.name in COMPARISONS:
+        if of_integers and op.name in COMPARED_WITH_ZERO:
             outcome = self._compare(op, depth)
             return (int(outcome), int(outcome)) if outcome is not None else None
         if self._asks_to_round_down(op, depth):
@@ -318,11 +318,11 @@ class _Search:
     def _compare(self, op: Op, depth: int) -> bool | None:
         left, right = (self.affine(v, depth) for v in op.operands)
         if left is not None and right is not None:
-            return COMPARISONS[op.name](*(left - right).range(op.result.shape))
+            return COMPARED_WITH_ZERO[op.name](*(left - right).range(op.result.shape))
         a, b = (self.bounds(v, depth) for v in op.operands)
         if a is None or b is None:
             return None
-        return COMPARISONS[op.name](a[0] - b[1], a[1] - b[0])
+        return COMPARED_WITH_ZERO[op.name](a[0] - b[1], a[1] - b[0])
 
     def _asks_to_round_down(self, op: Op, depth: int) -> bool:
         """Whether an op asks if a quotient of numbers without a sign is below what `div` makes of

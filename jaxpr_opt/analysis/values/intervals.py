@@ -61,7 +61,7 @@ def hull(intervals: Iterable[Interval | None]) -> Interval | None:
     return min(low for low, _ in known), max(high for _, high in known)
 
 
-COMPARISONS: dict[str, Callable[[int, int], bool | None]] = {
+COMPARED_WITH_ZERO: dict[str, Callable[[int, int], bool | None]] = {
     "lt": lambda low, high: True if high < 0 else False if low >= 0 else None,
     "le": lambda low, high: True if high <= 0 else False if low > 0 else None,
     "gt": lambda low, high: True if low > 0 else False if high <= 0 else None,

@@ -28,14 +28,14 @@ class Kind(Enum):
 
 
 ZERO, LINEAR, FIXED, OTHER = Kind
-MOVING = {ZERO, LINEAR}
+MOVED = {ZERO, LINEAR}
 
 
 def is_linear(graph: Graph, inputs: Iterable[Value]) -> bool:
     """Whether all outputs are linear in these inputs."""
     kinds = Kinds(dict.fromkeys(inputs, LINEAR))
     kinds.walk(graph.body)
-    return all(kinds[v] in MOVING for v in graph.body.outputs)
+    return all(kinds[v] in MOVED for v in graph.body.outputs)
 
 
 def has_transpose(graph: Graph, inputs: Iterable[Value]) -> bool:
@@ -60,7 +60,7 @@ def carries_cotangents(scan: Scan) -> bool:
     found = [kinds[c.param] for c in scan.carries if not dtypes.is_integral(c.param.dtype)]
     if not found and around is scan:
         return _stacks_masked(scan)
-    return LINEAR in found and (around is scan or MOVING.issuperset(found))
+    return LINEAR in found and (around is scan or MOVED.issuperset(found))
 
 
 def is_cotangent(value: Value, scan: Scan) -> bool:
@@ -85,7 +85,7 @@ def _of_cotangents(scan: Scan) -> Kinds:
     while True:
         kinds = _Cotangents(dict.fromkeys((c.param for c in moving), LINEAR))
         kinds.walk(scan.body)
-        lost = [c for c in moving if kinds[c.next] not in MOVING]
+        lost = [c for c in moving if kinds[c.next] not in MOVED]
         if not lost:
             return kinds
         moving = [c for c in moving if c not in lost]
@@ -97,7 +97,7 @@ def _stacks_masked(scan: Scan) -> bool:
     kinds = _Masked({})
     kinds.walk(scan.body)
     stacked = [kinds[s.value] for s in scan.stacks if not dtypes.is_integral(s.value.dtype)]
-    return LINEAR in stacked and MOVING.issuperset(stacked)
+    return LINEAR in stacked and MOVED.issuperset(stacked)
 
 
 def linear_operands(op: Op, is_fixed: Callable[[Value], bool]) -> list[Value] | None:
@@ -221,14 +221,12 @@ def _is_linear_in(op: Op, kinds: Sequence[Kind]) -> bool:
     together, (4) in one of them, or (5) in some, while the others are fixed.
     """
     rule = linear_in(op) or _OTHERS.get(op.name)
-    if rule is None or OTHER in kinds or MOVING.isdisjoint(kinds):
+    if rule is None or OTHER in kinds or MOVED.isdisjoint(kinds):
         return False
     if rule == "any":
         return kinds.count(LINEAR) < 2
     linear = _linear_operands(rule, op)
-    return all(
-        kind in MOVING if i in linear else kind is not LINEAR for i, kind in enumerate(kinds)
-    )
+    return all(kind in MOVED if i in linear else kind is not LINEAR for i, kind in enumerate(kinds))
 
 
 def _linear_operands(rule: str, op: Op) -> Sequence[int]:

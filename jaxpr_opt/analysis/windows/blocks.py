@@ -13,7 +13,7 @@ from jaxpr_opt.ir.graph import Scan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class RowRange:
     """Rows `start` to ``start + size`` along `axis`."""
 
     axis: int
@@ -34,7 +34,7 @@ class Touched:
     """The rows of a carried array that a loop touches, in blocks that do not overlap."""
 
     buffer: Buffer
-    blocks: tuple[Rows, ...]
+    blocks: tuple[RowRange, ...]
 
     @property
     def axis(self) -> int:
@@ -51,7 +51,7 @@ class Touched:
         return (*array[: self.axis], size, *array[self.axis + 1 :])
 
 
-def moving_rows(scan: Scan, found: Buffer) -> tuple[Rows, ...]:
+def moving_rows(scan: Scan, found: Buffer) -> tuple[RowRange, ...]:
     """The rows that all accesses are in, along the first axis that has few; rather along one that
     the loop itself does not move along.
     """
@@ -66,7 +66,7 @@ def moving_rows(scan: Scan, found: Buffer) -> tuple[Rows, ...]:
     return tuple(rows for rows, _ in sorted(blocks, key=lambda block: block[1])[:1])
 
 
-def _moving_along(axis: int, scan: Scan, found: Buffer) -> Iterator[tuple[Rows, bool]]:
+def _moving_along(axis: int, scan: Scan, found: Buffer) -> Iterator[tuple[RowRange, bool]]:
     """The rows that all accesses are in, which move with loops further out; and whether the loop
     moves within them.
     """
@@ -85,7 +85,7 @@ def _moving_along(axis: int, scan: Scan, found: Buffer) -> Iterator[tuple[Rows, 
     low = min(least for least, _ in spans)
     high = max(most + size for (_, most), size in zip(spans, sizes, strict=True))
     moves = any(inner.steps for _, inner in parts)
-    yield Rows(axis, replace(outer, offset=low), high - low), moves
+    yield RowRange(axis, replace(outer, offset=low), high - low), moves
 
 
 def _divided(start: Affine, scan: Scan) -> tuple[Affine, Affine]:
@@ -95,7 +95,7 @@ def _divided(start: Affine, scan: Scan) -> tuple[Affine, Affine]:
     return start - inner, inner
 
 
-def standing_blocks(found: Buffer) -> tuple[Rows, ...]:
+def standing_blocks(found: Buffer) -> tuple[RowRange, ...]:
     """Blocks of rows at constants that all accesses are in, along the first long axis that has
     several, or few rows in one.
     """
@@ -108,7 +108,7 @@ def standing_blocks(found: Buffer) -> tuple[Rows, ...]:
         spans = [range(at, at + e.size) for at, e in zip(starts, extents, strict=True)]
         blocks = _joined(spans)
         if len(blocks) > 1 or not cost_model().is_most(len(blocks[0]), n):
-            return tuple(Rows(axis, Affine(block.start), len(block)) for block in blocks)
+            return tuple(RowRange(axis, Affine(block.start), len(block)) for block in blocks)
     return ()
 
 

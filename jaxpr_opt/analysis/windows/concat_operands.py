@@ -25,11 +25,11 @@ from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.traits import VIEWING
 
-_VIEWS = VIEWING - {"broadcast_in_dim"}  # a repeated row is no row of a loop
+_ROW_MOVES = VIEWING - {"broadcast_in_dim"}  # a repeated row is no row of a loop
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OperandSlice:
     """A slice of `array`, which is one operand of a concatenation."""
 
     array: Value
@@ -49,7 +49,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class PartAt:
+class OperandWindow:
     """A window of `array`, which is one operand of a concatenation, at an index that varies."""
 
     array: Value
@@ -72,7 +72,7 @@ class PartAt:
         return self.access.from_window(lax.transpose(window, self.order))
 
 
-def part(op: Op) -> Part | PartAt | None:
+def part(op: Op) -> OperandSlice | OperandWindow | None:
     """The part of a concatenation that what is read lies in; None if it is in no single one."""
     read = access(op)
     if read is None or read.kind != "read":
@@ -80,7 +80,7 @@ def part(op: Op) -> Part | PartAt | None:
     return _sliced(op) or _indexed(read)
 
 
-def _indexed(read: Access) -> PartAt | None:
+def _indexed(read: Access) -> OperandWindow | None:
     value, path, order = read.array, [read.op], tuple(range(len(read.window)))
     while (made := value.op) is not None and (made.name == "transpose" or is_noop_cast(made)):
         if made.name == "transpose":
@@ -98,12 +98,12 @@ def _indexed(read: Access) -> PartAt | None:
     for operand in made.operands:
         size = operand.shape[dimension]
         if offset <= low and high + extent.size <= offset + size:
-            return PartAt(operand, read, axis, offset, order, (*path, made))
+            return OperandWindow(operand, read, axis, offset, order, (*path, made))
         offset += size
     return None
 
 
-def _sliced(op: Op) -> Part | None:
+def _sliced(op: Op) -> OperandSlice | None:
     if op.name != "slice" or not op.result.shape or 0 in op.result.shape:
         return None
     value = op.operands[0]
@@ -118,7 +118,7 @@ def _sliced(op: Op) -> Part | None:
             for operand in made.operands:
                 size, taken = operand.shape[axis], bounds[axis]
                 if taken.start >= 0 and taken.stop <= size:
-                    return Part(operand, tuple(bounds), order, tuple(path))
+                    return OperandSlice(operand, tuple(bounds), order, tuple(path))
                 bounds[axis] = slice(taken.start - size, taken.stop - size, taken.step)
             return None
         if made.name == "transpose":
@@ -133,7 +133,7 @@ def _sliced(op: Op) -> Part | None:
 
 def stacked_by(value: Value) -> Scan | None:
     """The loop that stacks what an array shows; None if it is no such array."""
-    value = source_through(value, lambda made: made.name in _VIEWS or is_noop_cast(made))
+    value = source_through(value, lambda made: made.name in _ROW_MOVES or is_noop_cast(made))
     loop = value.op
     stacks = isinstance(loop, Scan) and any(stack.result is value for stack in loop.stacks)
     return loop if isinstance(loop, Scan) and stacks else None

@@ -19,7 +19,7 @@ from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.linearity import is_product_of_cotangent
 from jaxpr_opt.analysis.values.moves import keeps_order
-from jaxpr_opt.analysis.windows.moved_writes import MOVING, window_in_zeros
+from jaxpr_opt.analysis.windows.moved_writes import MOVED_BEFORE, window_in_zeros
 from jaxpr_opt.analysis.windows.placed_windows import each_before, placed_before, raised_before
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.analysis.windows.window_primitives import (
@@ -253,6 +253,6 @@ def is_narrower_soon(value: Value, depth: int = 0) -> bool:
         return False
     if any(law(op) is not None for law in LAWS.get(op.name, ())):
         return True
-    if op.name not in SUMS and op.name not in MOVING:
+    if op.name not in SUMS and op.name not in MOVED_BEFORE:
         return False
     return any(is_narrower_soon(operand, depth + 1) for operand in op.operands)

@@ -77,7 +77,7 @@ def spread_before(op: Op) -> Plainer | None:
     return Plainer(spread, operands)
 
 
-MOVING = frozenset({
+MOVED_BEFORE = frozenset({
     "broadcast_in_dim", "convert_element_type", "div", "dot_general", "dynamic_update_slice", "mul",
     "neg", "pad", "reshape", "transpose",
 })  # fmt: skip
@@ -91,7 +91,7 @@ def window_in_zeros(op: Op, array: Value, kinds: Container[str] = ("pad", *UPDAT
     write, users = array.op, op.result.users
     if write is None or write.name not in kinds or loop_of(op) is None:
         return None
-    if not users or any(user.name not in SUMS and user.name not in MOVING for user in users):
+    if not users or any(user.name not in SUMS and user.name not in MOVED_BEFORE for user in users):
         return None
     if write.name == "scatter" and combiner_of(write):
         return None

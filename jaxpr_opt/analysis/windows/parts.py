@@ -16,7 +16,7 @@ from jaxpr_opt.ir.traits import SUMS
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SelectedPart:
     """What `whole` is where `which` says one of `cases`, zero elsewhere; then written to."""
 
     result: Value
@@ -29,13 +29,13 @@ class Part:
     cases: frozenset[int]
 
 
-def part(value: Value, anchor: Op) -> Part | None:
+def part(value: Value, anchor: Op) -> SelectedPart | None:
     """The part that a value is of another, with the windows written to it in the region of
     `anchor`.
     """
     before, writes = before_writes(value, anchor)
     found = _part(before)
-    return Part(value, writes, before, *found) if found is not None else None
+    return SelectedPart(value, writes, before, *found) if found is not None else None
 
 
 def _part(value: Value) -> tuple[Value, Value, frozenset[int]] | None:
@@ -49,7 +49,7 @@ def _part(value: Value) -> tuple[Value, Value, frozenset[int]] | None:
     return (wholes.pop(), which, chosen) if len(wholes) == 1 else None
 
 
-def joined(parts: Sequence[Part]) -> Value | None:
+def joined(parts: Sequence[SelectedPart]) -> Value | None:
     """The array that is split into these parts, or into parts of parts."""
     cases: dict[tuple[Value, Value, int], list[int]] = {}
     pending = [(each.whole, each.which, each.cases, each.before) for each in parts]

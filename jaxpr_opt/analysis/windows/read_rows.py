@@ -19,11 +19,11 @@ from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
 
 SHAPED = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
 """Ops of which a parameter is the shape of the result."""
-_BY_ROW = frozenset({"concatenate", "dot_general", "rev", "sort", "squeeze", "transpose"})
-_ALIKE = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _BY_ROW
+_KEEPS_ROWS = frozenset({"concatenate", "dot_general", "rev", "sort", "squeeze", "transpose"})
+_ALIKE = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _KEEPS_ROWS
 """Ops whose parameters are the same where they compute fewer rows."""
 
-Part = dict[int, int]
+AxesOfPart = dict[int, int]
 """Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
 no axes: all of the array."""
 
@@ -33,12 +33,12 @@ class ReadRows:
     """Ops that need to compute some rows only, as a selection reads no others."""
 
     selection: Selection
-    ops: dict[Op, tuple[Part, ...]]
+    ops: dict[Op, tuple[AxesOfPart, ...]]
     """In program order; for each, the part of each operand that it needs."""
-    needed: dict[Value, Part]
+    needed: dict[Value, AxesOfPart]
     """The part of the result of each."""
 
-    def shape(self, value: Value, part: Part) -> tuple[int, ...]:
+    def shape(self, value: Value, part: AxesOfPart) -> tuple[int, ...]:
         """The shape of a part of an array."""
         sizes = self.selection.sizes
         return tuple(sizes.get(part.get(axis, -1), n) for axis, n in enumerate(value.shape))
@@ -55,7 +55,7 @@ class ReadRows:
                 if part and factor.op not in self.ops:
                     yield factor, self._nbytes(factor, part), spared
 
-    def _nbytes(self, value: Value, part: Part) -> int:
+    def _nbytes(self, value: Value, part: AxesOfPart) -> int:
         return int(prod(self.shape(value, part)) * value.nbytes // max(value.size, 1))
 
 
@@ -63,7 +63,7 @@ def read_rows(selection: Selection) -> ReadRows | None:
     """The ops that lead to what a selection reads and need to compute only some rows; None if there
     are none.
     """
-    region, found = selection.op.region, dict[Op, tuple[Part, ...]]()
+    region, found = selection.op.region, dict[Op, tuple[AxesOfPart, ...]]()
     needed = {selection.array: {axis: axis for axis in (*selection.sizes, *selection.batch)}}
     conflicts: set[Value] = set()
     pending = Makers(region)
@@ -89,7 +89,7 @@ def read_rows(selection: Selection) -> ReadRows | None:
     return ReadRows(selection, dict(reversed(found.items())), of_results) if found else None
 
 
-def _parts(op: Op, part: Part, selection: Selection) -> tuple[Part, ...] | None:
+def _parts(op: Op, part: AxesOfPart, selection: Selection) -> tuple[AxesOfPart, ...] | None:
     """Which part of each operand the part of a result depends on; None if that is not known."""
     if op.name not in _ALIKE and op.name not in SHAPED:
         return None

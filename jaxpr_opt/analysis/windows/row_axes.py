@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import prod
 
 from jaxpr_opt.analysis.windows.window_primitives import (
-    SCATTERS,
+    INDEXED_WRITES,
     UPDATE,
     indexed_axes,
     window_sizes,
@@ -184,7 +184,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys((*CUMULATIVE, "concatenate", "sort", "split"), _along),
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(("random_bits", "random_split", "random_unwrap", "random_wrap"), _leading),
-    **dict.fromkeys(SCATTERS, _scatter),
+    **dict.fromkeys(INDEXED_WRITES, _scatter),
     "broadcast_in_dim": _broadcast,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,

@@ -17,7 +17,7 @@ _SUMMING = frozenset({"reduce_prod", "reduce_sum"})
 
 _READING = frozenset({"gather", "slice"})
 
-_BY_ROW = _READING | REDUCING | RESHAPING | ELEMENTWISE | {"transpose"}
+_READS_BY_ROW = _READING | REDUCING | RESHAPING | ELEMENTWISE | {"transpose"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ def _rows_of(op: Op, value: Value, axis: int, scan: Scan) -> int | None:
 
 def _is_by_row(op: Op) -> bool:
     """Whether an op is computed for one row as for many, in no more time."""
-    if op.name not in _BY_ROW or len(op.results) != 1 or not can_move(op):
+    if op.name not in _READS_BY_ROW or len(op.results) != 1 or not can_move(op):
         return False
     if any(map(is_sharded, (*op.operands, op.result))):
         return False

@@ -24,7 +24,7 @@ from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StepRows:
     """Rows of an array along an axis: in step `i` that with the number ``sign * i + offset``."""
 
     array: Value
@@ -32,7 +32,7 @@ class Rows:
     sign: int = 1
     offset: int = 0
 
-    def before(self) -> Rows | None:
+    def before(self) -> StepRows | None:
         """The same rows in what the array was made of by slices, reversals and transposes (1), for
         the loop only (2).
         """
@@ -51,7 +51,7 @@ class Rows:
             return replace(self, array=op.operands[0], axis=permutation_of(op)[axis])
         return None
 
-    def reversed(self) -> Rows:
+    def reversed(self) -> StepRows:
         """The same rows by their numbers from the end."""
         last = self.array.shape[self.axis] - 1
         return replace(self, sign=-self.sign, offset=last - self.offset)
@@ -84,7 +84,7 @@ class Rows:
 class Place:
     """Which rows of an array a loop stacks, and what else is in it."""
 
-    rows: Rows
+    rows: StepRows
     start: Value | None = None
     """The array as it is before the rows are written into it, if that matters."""
     others: tuple[tuple[Value, int, tuple[int, ...]], ...] = ()
@@ -130,9 +130,9 @@ class Place:
         return None
 
 
-def rows_of_stream(stream: Stream, scan: Scan) -> Rows | None:
+def rows_of_stream(stream: Stream, scan: Scan) -> StepRows | None:
     """Which rows of an array that is there anyway a stream is."""
-    rows = Rows(stream.operand)
+    rows = StepRows(stream.operand)
     while (earlier := rows.before()) is not None:
         rows = earlier
     if not _is_noticed(stream.operand) or not _is_whole(rows.array):
@@ -172,7 +172,7 @@ def _is_whole(array: Value) -> bool:
     return bool(array.aval.sharding.mesh.empty)
 
 
-def _is_kept(rows: Rows, copy: Value, scan: Scan) -> bool:
+def _is_kept(rows: StepRows, copy: Value, scan: Scan) -> bool:
     """Whether an array is kept until the loop begins, whoever reads it there; or is in memory
     before it is copied, and keeping it takes no more than both did.  XLA transposes into one array,
     and copies that into another.
@@ -208,7 +208,7 @@ def place_of_stack(stack: Stack, scan: Scan) -> Place | None:
     """The larger array that a stack becomes a part of, or is moved to, and which rows of it (2)."""
     if not _is_noticed(stack.result):
         return None
-    place = Place(Rows(stack.result))
+    place = Place(StepRows(stack.result))
     # Condition 2 of scan-in-place.
     while len(uses := place.rows.array.uses) == 1:
         ((op, position),) = uses
@@ -239,7 +239,7 @@ def _is_less(place: Place, stack: Stack, scan: Scan) -> bool:
     )
 
 
-def _is_scattered(stack: Stack, rows: Rows) -> bool:
+def _is_scattered(stack: Stack, rows: StepRows) -> bool:
     """Whether the numbers of a row would be computed one by one, as they are written apart."""
     beside, model = stack.value.size // max(rows.windows, 1), cost_model()
     return (beside == 1 or model.is_short(beside)) and model.is_made_one_by_one(stack.value)

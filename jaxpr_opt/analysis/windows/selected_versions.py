@@ -18,7 +18,7 @@ from jaxpr_opt.ir.traits import SUMS, is_broadcast, is_data_movement
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class SelectedVersion:
     """What an array is written into to give the case of a select."""
 
     array: Value
@@ -26,13 +26,13 @@ class Version:
     between: tuple[Op, ...] = ()
 
 
-def versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[Version]:
+def versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[SelectedVersion]:
     """The case itself, and what it is one write of, two, ..."""
     writes: tuple[tuple[int, Access], ...] = ()
     between: tuple[Op, ...] = ()
     count = len(anchor.operands) - 1
     seen, through = _seen_through(value, which, case, count)
-    yield Version(seen)
+    yield SelectedVersion(seen)
     for _ in range(limits.WRITES_IN_A_ROW):
         op = seen.op
         made = _made(op) if op is not None and op.region is anchor.region else None
@@ -41,10 +41,10 @@ def versions(value: Value, which: Value, case: int, anchor: Op) -> Iterator[Vers
         array, write, ops = made
         writes, between = ((case, write), *writes), (*between, *through, *ops)
         seen, through = _seen_through(array, which, case, count)
-        yield Version(seen, writes, between)
+        yield SelectedVersion(seen, writes, between)
 
 
-def of_array(array: Value, versions: Iterable[Version]) -> Version | None:
+def of_array(array: Value, versions: Iterable[SelectedVersion]) -> SelectedVersion | None:
     """The first of some versions that is one of an array."""
     return next((each for each in versions if each.array is array), None)
 

@@ -16,18 +16,18 @@ from jaxpr_opt.ir.traits import ELEMENTWISE, VIEWING, is_arithmetic, is_broadcas
 
 _MOVING = VIEWING | {"iota"}
 """XLA makes these where the row is read."""
-_BY_ROW = (ELEMENTWISE - {"name"}) | _MOVING | {"concatenate", "gather", "pad"}
+_STREAMABLE = (ELEMENTWISE - {"name"}) | _MOVING | {"concatenate", "gather", "pad"}
 """Ops that make a row as they make many."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class StreamedRow:
     """How a step gets a row, along an axis, of an array that was made before the loop."""
 
     value: Value
     axis: int | None
     """None if the array is the same for each row: the step reads all of it."""
-    parts: tuple[Row, ...] | None
+    parts: tuple[StreamedRow, ...] | None
     """The rows, or arrays, of which the op that made the array makes the row; None if the row is
     streamed."""
     seconds: float
@@ -38,11 +38,11 @@ class Row:
 class StreamedRows:
     """An array that loops stream, and nothing else reads."""
 
-    row: Row
+    row: StreamedRow
     loops: tuple[Scan, ...]
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[StreamedRow]:
         """Its row, and all that it is made of, each once."""
         found = {(self.row.value, self.row.axis): self.row}
         pending = [self.row]
@@ -53,7 +53,7 @@ class StreamedRows:
         return pending
 
     @property
-    def streamed(self) -> list[Row]:
+    def streamed(self) -> list[StreamedRow]:
         """The rows that are streamed instead."""
         return [row for row in self.rows if row.parts is None and row.axis is not None]
 
@@ -113,7 +113,7 @@ class _Rows:
 
     array: Value
     loops: int
-    found: dict[tuple[Value, int | None], Row] = field(default_factory=dict)
+    found: dict[tuple[Value, int | None], StreamedRow] = field(default_factory=dict)
 
     @property
     def model(self) -> CostModel:
@@ -123,12 +123,12 @@ class _Rows:
     def region(self) -> Region | None:
         return self.array.region
 
-    def row(self, value: Value, axis: int | None, depth: int) -> tuple[Row, float]:
+    def row(self, value: Value, axis: int | None, depth: int) -> tuple[StreamedRow, float]:
         """The cheaper way to a row, and the seconds that it takes, which count once."""
         key = value, axis
         if key in self.found:
             return self.found[key], 0.0
-        streamed = Row(value, axis, None, self.streamed(value, axis))
+        streamed = StreamedRow(value, axis, None, self.streamed(value, axis))
         made = self._made(value, axis, depth)
         found = made if made and made[1] < streamed.seconds else (streamed, streamed.seconds)
         self.found[key] = found[0]
@@ -142,7 +142,7 @@ class _Rows:
         read = self.model.kept(value.nbytes, self.array.nbytes) / 2
         return read * (self.loops + _is_new(value, axis))
 
-    def _made(self, value: Value, axis: int | None, depth: int) -> tuple[Row, float] | None:
+    def _made(self, value: Value, axis: int | None, depth: int) -> tuple[StreamedRow, float] | None:
         op = value.op
         if op is None or depth > limits.OPS_OF_A_ROW or not self._is_by_row(op):
             return None
@@ -154,14 +154,14 @@ class _Rows:
         pairs = zip(op.operands, axes, strict=True)
         parts = [self.row(v, at, depth + 1) for v, at in pairs]
         if op.name == "gather":  # of what it reads, the rows are made
-            parts[0] = Row(op.operands[0], axes[0], None, 0.0), 0.0
+            parts[0] = StreamedRow(op.operands[0], axes[0], None, 0.0), 0.0
         seconds = self._computed(op)
-        row = Row(value, axis, tuple(part for part, _ in parts), seconds)
+        row = StreamedRow(value, axis, tuple(part for part, _ in parts), seconds)
         return row, seconds + sum(each for _, each in parts)
 
     def _is_by_row(self, op: Op) -> bool:
         # Condition 2 of make-streamed-rows.
-        if op.name not in _BY_ROW:
+        if op.name not in _STREAMABLE:
             return False
         if op.region is not self.region or _reads_for_gradient(op):
             return False
@@ -200,7 +200,9 @@ def _is_new(value: Value, axis: int | None) -> bool:
     """Whether an array is in memory only if a loop streams it: it is else computed where it is
     read, or its rows lie along another axis.
     """
-    return axis is not None and (axis > 0 or (value.op is not None and value.op.name in _BY_ROW))
+    return axis is not None and (
+        axis > 0 or (value.op is not None and value.op.name in _STREAMABLE)
+    )
 
 
 def _axes(op: Op, axis: int) -> tuple[int | None, ...] | None:

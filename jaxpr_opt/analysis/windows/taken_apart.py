@@ -50,7 +50,9 @@ class TakenApart:
     @property
     def written(self) -> list[int]:
         """Bytes that ops write: of windows, those.  What is broadcast is not made."""
-        versions = [v.op for v in self.versions if v.op is not None and v.op.name not in _VIEWS]
+        versions = [
+            v.op for v in self.versions if v.op is not None and v.op.name not in _WINDOW_MOVES
+        ]
         made = ((op, access(op)) for op in versions)
         return [op.result.nbytes if found is None else found.nbytes for op, found in made]
 
@@ -322,6 +324,6 @@ _RULES: dict[str, Callable[[Op, Box], Parts]] = {
     "stack": _stacked,
     "transpose": _transposed,
 }
-_VIEWS = SLICING | {"broadcast_in_dim", "reshape", "squeeze", "transpose"}
+_WINDOW_MOVES = SLICING | {"broadcast_in_dim", "reshape", "squeeze", "transpose"}
 _PUTTING = WRITES | {"concatenate", "pad", "stack"}
 """What puts windows into an array."""

@@ -35,7 +35,7 @@ WRITES = frozenset(UPDATE)
 COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.mul}
 """The primitives that write what they make of a window and of an update, and what makes it."""
 
-SCATTERS = frozenset({"scatter", "scatter-add", *COMBINING})
+INDEXED_WRITES = frozenset({"scatter", "scatter-add", *COMBINING})
 """The primitives that write, add or combine windows at places that an array of indices says."""
 
 
