@@ -77,15 +77,8 @@ class ZeroCotangents(Match):
     @property
     def skip(self) -> Skip:
         """The steps of such rows, as if the first of the rows said which they are."""
-        return Skip(
-            scan=self.found.scan,
-            predicate=self.found.streams[0].param,
-            taken_when=True,
-            kind="upfront",
-            slice=(),
-            counters=self.found.counters,
-            skipped=self.found.values,
-        )
+        found = self.found
+        return Skip(found.scan, found.streams[0].param, found.counters, found.values)
 
 
 @dataclass(frozen=True)

@@ -64,16 +64,8 @@ def find_idle(scan: Scan) -> Idle | None:
     ops = {op: None for value in facts for op in slice_of(scan, value)}
     if not is_kind(kind):  # though that of each of them is
         return None
-    skip = Skip(
-        scan=scan,
-        predicate=last,
-        taken_when=True,
-        kind=kind,
-        slice=tuple(ops),
-        counters=counters,
-        skipped=search.step.under(facts),
-    )
-    return Idle(facts, skip)
+    skipped = search.step.under(facts)
+    return Idle(facts, Skip(scan, last, counters, skipped, kind=kind, slice=tuple(ops)))
 
 
 class _Search:

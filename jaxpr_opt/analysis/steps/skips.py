@@ -72,21 +72,21 @@ class Skip:
 
     scan: Scan
     predicate: Value
-    taken_when: bool
-    """The value of `predicate` in a step that is taken: True, or False for `cond(done,
-    identity, step)`.
-    """
-    kind: Kind
-    slice: tuple[Op, ...]
-    """The ops of the body that compute the predicate from the body's parameters and outer
-    values.
-    """
     counters: Counters
     """Carries that advance by an invariant amount in every step, skipped or not, with that
     amount.
     """
     skipped: Assumed
     """The body's values in a skipped step."""
+    taken_when: bool = True
+    """The value of `predicate` in a step that is taken: True, or False for `cond(done,
+    identity, step)`.
+    """
+    kind: Kind = "upfront"
+    slice: tuple[Op, ...] = ()
+    """The ops of the body that compute the predicate from the body's parameters and outer
+    values.
+    """
     blanks: tuple[Access, ...] = ()
     """Writes that leave a carry alone in a skipped step: there they write what it began with."""
     dropped: tuple[Carry, ...] = ()
@@ -337,15 +337,7 @@ def all_taken(scan: Scan, rows: Mapping[Value, Splat] | None = None) -> Skip:
     have such `rows`.
     """
     values, counters = as_begun(scan, rows or {})
-    return Skip(
-        scan=scan,
-        predicate=_always(),
-        taken_when=True,
-        kind="upfront",
-        slice=(),
-        counters=counters,
-        skipped=values,
-    )
+    return Skip(scan, _always(), counters, values)
 
 
 @cache
