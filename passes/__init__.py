@@ -6,7 +6,6 @@ Each stage runs to a fixpoint; in it the order matters only where a pass says so
 from __future__ import annotations
 
 from jaxpr_opt.passes.codegen.compile_small_loops import CompileSmallLoops
-from jaxpr_opt.passes.codegen.join_scalar_stacks import JoinScalarStacks
 from jaxpr_opt.passes.codegen.make_factors_once import MakeFactorsOnce
 from jaxpr_opt.passes.codegen.pack_scalars import PackScalars
 from jaxpr_opt.passes.codegen.select_padded_numbers import SelectPaddedNumbers
@@ -182,7 +181,7 @@ STAGES = (
     RESIDUALS,
     # When nothing can differentiate any more.
     (*ROWS, ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
-    (JoinScalarStacks(), SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
+    (SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
     (UnrollSwappedCarries(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),

@@ -14,7 +14,6 @@ FREE = dataclasses.replace(
     predicate=0.0,
     question=0.0,
     tested=0.0,
-    pointers=2,
     registers=0,
     vector=1.0,
     starts_each=False,

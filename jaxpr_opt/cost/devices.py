@@ -68,8 +68,6 @@ class Device:
     """Numbers that one instruction computes."""
     registers: int = 24
     """Scalars that a loop of one function keeps out of memory."""
-    pointers: int = 16
-    """Arrays of which such a loop keeps the places out of memory."""
     vector: float = 2.0
     """How many scalars one op is computed on in the time of one short vector, which has to be put
     together and stored."""

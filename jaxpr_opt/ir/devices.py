@@ -128,8 +128,3 @@ def goes_through_at_constants(in_one_function: bool) -> bool:
     """
     adds = compat_devices.ADDS_AT_CONSTANTS and in_one_function
     return not adds and jax.default_backend() == "cpu"
-
-
-def compile_loops_whole() -> bool:
-    """Whether XLA:CPU compiles a loop whose steps read rows of scalars to one function."""
-    return compat_devices.COMPILES_LOOPS_WHOLE

@@ -6,7 +6,6 @@ differentiates vectors.
 
 =======================  =======================================================
 `pack-scalars`           isomorphic scalars are computed as one vector
-`join-scalar-stacks`     scalars that a step stacks become one row
 `make-factors-once`      a factor of an outer product is computed once
 `select-padded-numbers`  a number is selected, not padded, to be added to others
 `compile-small-loops`    a loop of small ops is compiled as one function

@@ -134,7 +134,3 @@ class StartQuestions(WindowQuestions):
     def is_too_many_scalars(self, count: int) -> bool:
         """Whether a loop has too many scalars to keep them in registers."""
         return count >= self.device.registers
-
-    def is_too_many_arrays(self, count: int) -> bool:
-        """Whether a loop has too many arrays to keep their addresses in registers."""
-        return count >= self.device.pointers
