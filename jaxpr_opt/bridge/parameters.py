@@ -312,12 +312,12 @@ def sizes_of(op: Equation) -> tuple[int, ...]:
 
 
 def padding_of(op: Equation) -> Sequence[tuple[int, int, int]]:
-    """What is put before, after and between the elements, for each dimension of a pad."""
+    """The number of elements that a pad puts before, after and between those of each dimension."""
     return tuple(_read(op, "padding_config"))
 
 
 def window_padding_of(op: Equation) -> Sequence[tuple[int, int]]:
-    """What is put before and after the elements of each dimension of what is read by windows."""
+    """The number of elements before and after those of each dimension that is read by windows."""
     return tuple(_read(op, "padding"))
 
 
@@ -385,7 +385,7 @@ def checks_vma(shard_map: Equation) -> bool:
 
 
 def policy_of(remat: Equation) -> Any:
-    """What a checkpoint saves; None for nothing."""
+    """The policy by which a checkpoint saves values; None if it saves none."""
     return _read(remat, "policy")
 
 

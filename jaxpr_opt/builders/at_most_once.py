@@ -14,7 +14,7 @@ Make = Callable[[Sequence[Value], Op], Sequence[Value]]
 def at_most_once(
     asked: Value, arrays: Sequence[Value], make: Make, like: Op, before: Op, rw: Rewriter
 ) -> list[Value]:
-    """What `make` makes of arrays if a truth value is true, else the arrays.
+    """The arrays that `make` makes of arrays if a truth value is true, else the arrays.
 
     A `while` of at most one step does that: XLA copies the arrays of a branch, and updates those of
     a loop in place.

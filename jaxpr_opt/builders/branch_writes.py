@@ -83,7 +83,9 @@ def split_after(cond: Cond, all_writes: Sequence[BranchWrites], rw: Rewriter) ->
 
 
 def _chosen(values: tuple[Value, ...], rw: Rewriter) -> Outcome | Value:
-    """What each branch has of a number; the number, if that is the same."""
+    """The outcome of a cond that gives each branch its number; the number itself if all have the
+    same.
+    """
     if len({identity(value) for value in values}) == 1:
         return values[0]
     return Outcome(rw.new_value(values[0].aval), values)

@@ -30,7 +30,7 @@ def new_row(found: Descent, piece: Piece, rw: Rewriter) -> Value:
 
 
 def new_term(found: Descent, piece: Piece, rw: Rewriter) -> Value:
-    """What is to be added to the array where a piece adds to it."""
+    """The term that a piece adds to the array."""
     scalars = found.scalars.values()
     return rw.insert(partial(_added, found), piece.update, *scalars, before=found.last)
 
@@ -93,7 +93,7 @@ def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -
 
 # Condition 2 of update-rows.
 def _zero(found: Descent, rw: Rewriter) -> Value:
-    """What is added, or subtracted, where the gradient is zero: zero, or NaN."""
+    """The number that is added, or subtracted, where the gradient is zero: zero, or NaN."""
     return rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=found.last)
 
 
@@ -115,7 +115,7 @@ def _stepped_everywhere(found: Descent, array: Any, term: Any, *scalars: Any) ->
 
 
 def _added(found: Descent, update: Any, *scalars: Any) -> Any:
-    """What the step adds to the rows: if the array is chosen, nothing."""
+    """The term that the step adds to the rows: nothing if a scalar chooses the old array."""
     given = spread(found.scalars, scalars, update.shape)
     term = _followed(found, update, given)
     term = lax.neg(term) if found.op.name == "sub" else term

@@ -69,7 +69,7 @@ def started(found: FirstRow, scan: Scan, rw: Rewriter) -> None:
 
 
 def _computed(value: Value, ops: Sequence[Op], scan: Scan, rw: Rewriter) -> Value:
-    """What a value is in the last step, computed after the loop."""
+    """The value that a value of the body has in the last step, computed after the loop."""
     after, last = scan.next, 0 if scan.reverse else scan.length - 1
     assert after is not None
     read = {value, *(v for op in ops for v in inputs(op))}
@@ -85,5 +85,5 @@ def _row(array: Value, place: int, before: Op, rw: Rewriter) -> Value:
 
 
 def _part(read: Access, row: Any, *indices: Any) -> Any:
-    """What a slice of the last row reads of it."""
+    """The part of the last row that a slice of the stack reads."""
     return read_window(row, [0, *read.starts(*indices)[1:]], read.sizes)

@@ -42,7 +42,7 @@ def map_rows(scan: Scan, stack: Stack, readers: tuple[RowReader, ...], rw: Rewri
 
 
 def _made(op: Op, axis: int, to: int, made: dict[Value, Value], end: Op, rw: Rewriter) -> Value:
-    """What an op makes of one row, which lies along an axis."""
+    """The result of an op for one row, which lies along an axis."""
     scan = end.parent
     assert isinstance(scan, Scan)
     operands = [made[v] if v in made else _outer(op, v, to, scan, rw) for v in op.operands]

@@ -52,8 +52,8 @@ def merge(nest: Nest, plan: OneLoop, rw: Rewriter) -> None:
 
 
 def _flat_outputs(nest: Nest, plan: OneLoop, rw: Rewriter) -> tuple[list[Value], list[object]]:
-    """What the merged loop stacks in every step for each outer stack, and the types of its
-    results.
+    """The values that the merged loop stacks in every step for each outer stack, and the types of
+    its results.
     """
     outer, inner = nest.outer, nest.inner
     end, total = inner.body.terminator, outer.length * inner.length

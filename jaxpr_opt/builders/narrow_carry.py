@@ -85,7 +85,7 @@ def _taken(touched: Touched, size: int, start: Value, rw: Rewriter) -> Value:
 def _put_back(
     touched: Touched, starts: Sequence[Value], blocks: Sequence[Value], rw: Rewriter
 ) -> Value:
-    """What the loop starts with, and its last blocks in it."""
+    """The array that the loop starts with, with its last blocks put into it."""
     carry, after = touched.buffer.carry, touched.buffer.loop.next
     assert after is not None
 

@@ -113,7 +113,7 @@ class OneHotRows:
 
 
 def read(rows: OneHotRows, row: Chosen, op: Op, rw: Rewriter) -> Value:
-    """What a reduction comes to of an array that is its neutral element but for a row."""
+    """The result of a reduction of an array that is its neutral element but for a row."""
     dtype, shape = op.operands[0].dtype, op.result.shape
 
     def fun(number: jax.Array, *arrays: jax.Array) -> jax.Array:

@@ -46,7 +46,7 @@ def _just(value: Value) -> Maker:
 
 
 def _row(stream: Stream, scan: Scan) -> Maker | None:
-    """What the stream is at every step, if that is one value (condition 2)."""
+    """The outer value that the stream is at every step, if it is one (condition 2)."""
     op, aval = stream.operand.op, stream.param.aval
     if op is None:
         return None
@@ -63,7 +63,7 @@ def _row(stream: Stream, scan: Scan) -> Maker | None:
 
 
 def _whole(stack: Stack, scan: Scan) -> Maker | None:
-    """What the stack is, if that is known without running the loop (condition 1)."""
+    """The stack, if it is known without running the loop (condition 1)."""
     value, aval = stack.value, stack.result.aval
     # Condition 1 of hoist-invariant-residuals.
     if is_undefined(value):

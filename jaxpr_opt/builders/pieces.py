@@ -199,7 +199,7 @@ def _pieces(
 def _one_step(
     body: Region, inits: Sequence[Value], streams: Sequence[Value], before: Op, rw: Rewriter
 ) -> Sequence[Value]:
-    """What a loop of one step gives, without a loop."""
+    """The results of a loop of one step, without a loop."""
     size = len(inits)
     rows = [rw.reshape(array, array.shape[1:], before=before) for array in streams]
     outputs = rw.inline(body, [*inits, *rows], before)

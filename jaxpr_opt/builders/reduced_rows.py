@@ -65,7 +65,7 @@ def _number(number: int, dtype: np.dtype[Any]) -> jax.Array:
 def _rows(
     made: MadeOfRows, scalars: list[Any], piece: Piece, update: Any, places: list[Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """What is made of the rows of a piece, and which of them count."""
+    """The rows that are reduced of a piece, and a mask of those that count."""
     rows = ScatteredRows([piece], places, [update])
     (sums,) = rows.sums
     lead = (-1, *[1] * (sums.ndim - 1))
@@ -73,7 +73,7 @@ def _rows(
 
 
 def _made(found: MadeOfRows, elements: jax.Array, scalars: Sequence[Any]) -> jax.Array:
-    """What the ops make of some elements of the array, given the scalars."""
+    """The result of the ops for some elements of the array, given the scalars."""
     given = spread(found.scalars, scalars, elements.shape)
     made: jax.Array = evaluated(found.ops, {found.dense: elements, **given})[found.result]
     return made

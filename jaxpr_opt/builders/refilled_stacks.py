@@ -50,7 +50,7 @@ class MissingRows:
 
 
 def buffer_of_rows(skipped: SkippedRow, aval: Any, before: Op, rw: Rewriter) -> Value:
-    """What rows are written into: the rows of skipped steps, or anything."""
+    """The buffer that rows are written into: the rows of skipped steps, or anything."""
     if skipped.constant is None or not _is_number(skipped, aval):
         return rw.undefined(aval, before=before)
     number = rw.scalar(skipped.constant.value, aval.dtype)

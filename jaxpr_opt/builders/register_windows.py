@@ -47,7 +47,7 @@ def _enters_late(state: State) -> bool:
 
 
 def _start(state: State, rw: Rewriter) -> Value:
-    """What a value holds of what the register starts with."""
+    """The rows that a value holds of those with which the register starts."""
     carry = state.register.carry
     read = carry.next if state.after else carry.param
     return rw.clone(state.ops, {read: carry.init}, state.register.scan)[
@@ -56,7 +56,7 @@ def _start(state: State, rw: Rewriter) -> Value:
 
 
 def _entering(state: State, rw: Rewriter) -> Value:
-    """What enters in a step: as it is there already, or else without axes of one."""
+    """The rows that enter in a step: as they are there already, or else without axes of one."""
     register = state.register
     if state.present is not None:
         return state.present
@@ -101,7 +101,7 @@ def _all_rows(state: State, start: jax.Array, entered: jax.Array) -> jax.Array:
 
 
 def _window(state: State, rows: jax.Array, start: jax.Array) -> jax.Array:
-    """What a value holds in a step."""
+    """The rows that a value holds in a step."""
     row, register = _row(state), state.register
     window = read_window(rows, [start, *(0 for _ in row)], (register.held, *row))
     return jnp.moveaxis(window, 0, register.axis)

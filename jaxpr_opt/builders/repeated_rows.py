@@ -168,7 +168,7 @@ def _put(piece: Piece) -> Literal["add", "set"]:
 
 
 def _where(piece: Piece) -> tuple[Value, tuple[int, ...]]:
-    """What says where the windows of a scatter are."""
+    """The indices of a scatter, and those of their axes that run over a batch."""
     return piece.indices[0], tuple(numbers_of(piece.op).scatter_indices_batching_dims)
 
 
@@ -212,7 +212,7 @@ def _left_out(piece: Piece) -> tuple[int, ...]:
 
 
 def _left(rows: jax.Array, slots: jax.Array, count: int, put: Literal["add", "set"]) -> jax.Array:
-    """What rows, each of which is added to its slot, or set there, leave in so many slots."""
+    """The slots after rows were added to them, or set there, one after the other."""
     empty = jnp.zeros((count, *rows.shape[1:]), rows.dtype)
     left: jax.Array = getattr(empty.at[slots], put)(rows, **_IN_RANGE)
     return left

@@ -21,7 +21,7 @@ def on_others(
     before: Op,
     params: dict[str, Any] | None = None,
 ) -> Value:
-    """What an op makes of other operands, with its parameters unless others are given."""
+    """The result of an op for other operands, with its parameters unless others are given."""
     code = partial(bound, op, params=params)
     return rw.typed(code, op.result.aval, *operands, before=before)
 
@@ -34,7 +34,7 @@ def bound(op: Op, *values: Any, params: dict[str, Any] | None = None) -> Any:
 
 
 def evaluated(ops: Iterable[Op], made: Mapping[Value, Any]) -> dict[Value, Any]:
-    """What is made already, and what ops make of it, in order."""
+    """The values that are made already, and the results of ops, in order."""
     known = dict(made)
     for op in ops:
         known[op.result] = bound(op, *(known[v] for v in op.operands))

@@ -40,13 +40,13 @@ def mark_optimized(
 
 
 def optimized_state(jaxpr: ClosedJaxpr, by: Hashable) -> State | None:
-    """What is remembered of this very object and a pipeline."""
+    """The state that is remembered of this very object and a pipeline."""
     known = _of(jaxpr, by)
     return None if known is None else known.state
 
 
 def source_of(jaxpr: ClosedJaxpr, by: Hashable) -> ClosedJaxpr | None:
-    """What a pipeline made this very object from, if that was to be remembered."""
+    """The object from which a pipeline made this very one, if that was to be remembered."""
     known = _of(jaxpr, by)
     return None if known is None else known.source
 

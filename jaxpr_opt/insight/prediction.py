@@ -25,7 +25,9 @@ def predicted_seconds(graph: Graph, model: CostModel) -> float | None:
 
 
 def _seconds(work: Work, model: CostModel) -> float:
-    """What an op computes, and moves unless a fusion hides it; a loop, and a stack, only moves."""
+    """The seconds that an op computes, and moves bytes unless a fusion hides it; a loop, and a
+    stack, only moves.
+    """
     op, times = work.op, work.times
     if work.stacks is not None:
         stacked = sum(stack.result.nbytes for stack in work.stacks.stacks)

@@ -176,7 +176,9 @@ def _apart(op: Op, region: Region, apart: Set[Value]) -> Set[Value]:
 
 
 def _stacked(region: Region) -> Set[Value]:
-    """What a step computes element by element and only stacks: it is written where it belongs."""
+    """The values that a step computes element by element and only stacks: each is written where it
+    belongs.
+    """
     owner = region.owner
     if not isinstance(owner, Scan):
         return frozenset()

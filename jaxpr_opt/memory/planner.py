@@ -61,14 +61,14 @@ class Found(Protocol):
 
     @property
     def trades(self) -> Sequence[Trade]:
-        """What else it might do there, the fastest first."""
+        """Other ways to trade seconds for memory there, the fastest first."""
 
 
 class Stage(Protocol):
     """The budget stage: passes that do what the cost model says."""
 
     def find(self, graph: Graph, *, is_straight: bool = False) -> Sequence[Found]:
-        """What its passes would do on a graph as it is, or only in straight-line code."""
+        """The matches of its passes on a graph as it is, or only in straight-line code."""
 
     def run(self, graph: Graph, journal: Journal) -> Sequence[Any]:
         """Run it on a graph, in place; snapshots, if they are taken."""

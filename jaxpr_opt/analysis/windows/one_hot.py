@@ -120,7 +120,7 @@ def changed(op: Op) -> tuple[Value, Chosen] | None:
 
 
 def reduced(op: Op) -> Chosen | None:
-    """What is reduced, if all but one element along the axis changes nothing."""
+    """The one element along the axis that a reduction reads, if all others change nothing."""
     at = chosen(op.operands[0])
     # Condition 3 of recognize-one-hot.
     if at is None or axes_of(op) != (at.mask.axis,):
@@ -241,7 +241,7 @@ class OneHotRow(NamedTuple):
 
 
 def one_hot_row(array: Value, axis: int) -> OneHotRow | None:
-    """What says where an array is one along an axis: it is zero elsewhere (1)."""
+    """The place at which an array is one along an axis; it is zero elsewhere (1)."""
     loop = array.owner.owner if isinstance(array.owner, Region) else None
     stream = loop.stream_of(array) if isinstance(loop, Scan) else None
     if isinstance(loop, Scan) and stream is not None:

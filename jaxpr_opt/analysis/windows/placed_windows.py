@@ -119,7 +119,7 @@ def _windows(op: Op, total: Value) -> list[Value] | None:
 
 
 def _put(op: Op) -> Piece | None:
-    """What an op puts into zeros."""
+    """The piece that an op alone puts into zeros."""
     found = added(op.result)
     (piece,) = found.links if len(found.links) == 1 and found.starts_at_zero else (None,)
     return piece if isinstance(piece, Piece) and piece.op is op else None
