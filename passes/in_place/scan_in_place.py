@@ -112,7 +112,7 @@ class ScanInPlace(Pass[CopiedStacks]):
         if not may_skip_steps(scan):
             return "a step has effects"  # (3)
         if any(p.is_result for p in match.places.values()) and _takes_more(scan):
-            return "the room of a result, where rows would be written, holds more until then"
+            return "until the loop ends, a larger array takes the place of the result in memory"
         return None
 
     def rewrite(self, match: CopiedStacks, rw: Rewriter) -> None:

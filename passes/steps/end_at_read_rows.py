@@ -106,7 +106,7 @@ class EndAtReadRows(Pass[ReadRows]):
             return "a step takes no longer than asking whether to go on"
         asked = [_told(end) for end in match.ends] + ([skip.predicate] if skip else [])
         if not cost_model().is_worth_masks(scan, asked):
-            return "all its masks take about as long as its steps"
+            return "testing all its masks takes about as long as its steps"
         return None
 
     def rewrite(self, match: ReadRows, rw: Rewriter) -> None:

@@ -100,7 +100,7 @@ class SplitFlatLoops(Pass[Flat]):
         places = {found: starts_in(found.accesses, scan, nest) for found in unknown}
         told = {found: starts for found, starts in places.items() if starts is not None}
         if not told:
-            return "where windows are would not be known in two loops, either"
+            return "the places of the windows would be unknown in two loops, too"
         if all(is_in_place(found) for found in told):
             return "XLA already updates the buffer in place"
         starts = [start for each in told.values() for start in each]

@@ -137,7 +137,7 @@ class AccumulateSparseCotangents(Pass[Sum]):
         if is_read_after(array, op):
             return f"{array.label} is read afterwards, so XLA would copy it"
         if is_narrower_soon(match.dense):
-            return f"what is added to {array.label} is narrower soon"
+            return f"another rewrite adds to a part of {array.label} only"
         loop = loop_of(op)
         if loop is not None and not is_updated_in(array, loop) and not _is_written(array):
             return f"{array.label} is new in each step: there is no buffer to update"

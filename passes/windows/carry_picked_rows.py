@@ -76,7 +76,7 @@ class CarryPickedRows(Pass[Picked]):
             found = picked_rows(op, stack) if is_row else None  # (1, 2, 3)
             if found is not None:
                 of_all = bytes_text(stack.result.nbytes)
-                says = f"{stack.value.label}: the row that is read is carried, {of_all} are not"
+                says = f"one row of {stack.value.label} is read: it is carried, not {of_all}"
                 yield Picked(op, says, found, about=stack.result)
 
     def refuse(self, match: Picked) -> str | None:

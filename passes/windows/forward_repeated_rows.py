@@ -83,7 +83,7 @@ class ForwardRepeatedRows(Pass[RowsReadBack]):
     def refuse(self, match: RowsReadBack) -> str | None:
         op, piece = match.op, match.piece
         if mode_of(op) != lax.GatherScatterMode.PROMISE_IN_BOUNDS:
-            return "what is read out of range is specified"  # (2)
+            return "rows out of range are clamped or filled, not left unspecified"  # (2)
         if not has_rows(piece):
             return "windows may overlap in part"  # (3)
         if not writes_in_order():

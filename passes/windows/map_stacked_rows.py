@@ -71,7 +71,7 @@ class MapStackedRows(Pass[MappedRows]):
             readers = row_readers(op, stack)  # (1, 2, 3)
             if readers is not None:
                 size = bytes_text(_nbytes(readers))
-                says = f"of {stack.value.label}, {size} are stacked, which are read of all rows"
+                says = f"a step stacks the {size} that are read of {stack.value.label}, not the row"
                 yield MappedRows(op, says, stack, readers, about=stack.result)
 
     def refuse(self, match: MappedRows) -> str | None:

@@ -126,11 +126,11 @@ class RecognizeOneHot(Pass[MaskedWrite | MaskedRead | WrittenRead]):
     def refuse(self, match: MaskedWrite | MaskedRead | WrittenRead) -> str | None:
         op = match.op
         if isinstance(match, MaskedWrite | MaskedRead) and _are_short(match.rows, op):
-            return "a row of each by itself takes longer than all of the array"
+            return "rows at places of their own take longer than selecting all elements"
         if not isinstance(match, MaskedWrite):
             return None
         if uniform(match.kept) is not None and any(map(_takes_the_row, op.result.users)):
-            return "what is made of it is one row"
+            return "only one row of the result is read"
         takes_all = (_takes_all(user, match) for user in op.result.users)
         if all(takes_all) if op.name == "select_n" else not _takes_the_row(op):
             return "the whole array is read, not the row alone"

@@ -139,7 +139,7 @@ def kept(at, rows):
 @pytest.mark.parametrize(
     ("program", "because"),
     [
-        pytest.param(lambda i, v: read_back(i, v, read="fill"), "is specified", id="(2)"),
+        pytest.param(lambda i, v: read_back(i, v, read="fill"), "clamped or filled", id="(2)"),
         pytest.param(windows, "overlap in part", id="(3)"),
         pytest.param(kept, "is read elsewhere", id="read elsewhere"),
         pytest.param(lambda i, v: read_back(i, v, n=3), "takes as long as", id="few rows"),

@@ -177,7 +177,7 @@ def test_rows_with_places_of_their_own():
 
 def test_short_rows_with_places_of_their_own():
     """Cost: a write for each row takes longer than choosing among a few elements."""
-    because = "a row of each by itself takes longer"
+    because = "rows at places of their own take longer"
     check_refuses(RECOGNIZE, rows_with_places(8), "f32[3,8]", "i32[3]", because=because)
 
 

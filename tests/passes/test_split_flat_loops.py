@@ -184,12 +184,12 @@ STAYS = {
     "(1) asks to be unrolled": (loop(lambda k: k % 3, unroll=2), "asks to be unrolled"),
     "part of a row is left": (loop(lambda k: k % 5, size=5), None),
     "a row of each group of steps": (loop(lambda k: k // 3, size=4), "would stay"),
-    "the index is out of range": (loop(lambda k: k % 3 + 1), "would not be known"),
+    "the index is out of range": (loop(lambda k: k % 3 + 1), "would be unknown"),
     "the index is from the data": (
         lambda xs: loop(lambda k: (k + xs[0].astype(int)) % 3)(xs),
         None,
     ),
-    "the remainder wraps around": (loop(lambda k: (k + 1) % 3), "would not be known"),
+    "the remainder wraps around": (loop(lambda k: (k + 1) % 3), "would be unknown"),
     "only a number is computed": (
         lambda xs: lax.scan(lambda c, k: (c + xs[k] * (k % 3), None), 0.0, jnp.arange(12))[0],
         "no buffer",
