@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpr_opt.analysis.steps.zero_rows import compares_whole_numbers
-from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.windows.row_readers import made_before
 from jaxpr_opt.analysis.windows.window_primitives import component_of
 from jaxpr_opt.bridge.parameters import slice_sizes_of
@@ -82,12 +82,10 @@ def _masked(use: Use, axis: int) -> Masked | None:
     if use.position == 0 or mask.shape != use.op.result.shape:
         return None
     while mask.op is not None and mask.op.name == "broadcast_in_dim":
-        spread = mask.op
-        axes = range(len(spread.operands[0].shape))
-        inner = [a for a in axes if row_axis(spread, 0, a) == axis]
-        if not inner:
+        inner = axis_of_operand(mask.op, 0, axis)
+        if inner is None:
             return None
-        mask, axis = spread.operands[0], inner[0]
+        mask, axis = mask.op.operands[0], inner
     return Masked(mask, axis, use.position - 1) if compares_whole_numbers(mask) else None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jaxpr_opt.analysis.values.linearity import carries_cotangents, linear_operands
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, Pieces, added
 from jaxpr_opt.ir.dataflow import Makers, backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
@@ -144,8 +144,7 @@ def _is_zero_but_for(value: Value, axis: int, place: int) -> bool:
         return all(_adds_row(link, axis, place) for link in chain.links)
     if op is None or op.name not in _MOVING or len(op.operands) != 1:
         return False
-    of_operand = (a for a in range(len(op.operands[0].shape)) if row_axis(op, 0, a) == axis)
-    found = next(of_operand, None)
+    found = axis_of_operand(op, 0, axis)
     return found is not None and _is_zero_but_for(op.operands[0], found, place)
 
 
