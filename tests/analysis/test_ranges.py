@@ -129,6 +129,31 @@ def test_another_number_in_place_of_nan(high, least):
     assert ranged(other, ends[1], ends[1]) == (0, 1)
 
 
+@pytest.mark.parametrize(("name", "most"), [("dot_general", 12), ("mul", 30), ("sub", 40)])
+def test_few_ops_tell(name, most):
+    """XLA compiles them for each op of a step."""
+    op = last_op(OPS[name][0], MATRIX, MATRIX)
+    ends = [tuple(map(jnp.float32, (-2.0, 3.0)))] * 2
+    assert len(jax.make_jaxpr(lambda *a: ranged(op, *a))(*ends).eqns) <= most
+
+
+@pytest.mark.parametrize("terms", [1, 2, 3, 7, 64, 1000])
+def test_sums_however_they_are_rounded(terms):
+    """Exact sums, and each term rounded in one direction, are in range; so are ends themselves."""
+    products = last_op(jnp.dot, *[f"f32[{terms}]"] * 2)
+    sums = last_op(jnp.sum, f"f32[{terms}]")
+    rng, off = np.random.default_rng(0), (1 + 2.0**-24) ** terms
+    for low, width in np.float32(rng.uniform(-3, 3, (40, 2)) * [1, 0.1]):
+        ends = low, low + abs(width)
+        given = tuple(map(jnp.float32, ends))
+        exact = terms * np.float64(given)
+        least, most = map(float, ranged(sums, given))
+        assert least <= min(exact[0] / off, exact[0] * off)
+        assert most >= max(exact[1] / off, exact[1] * off)
+        greatest = terms * max(np.float64(given) ** 2) * off
+        assert float(ranged(products, given, given)[1]) >= greatest
+
+
 def test_sums_of_what_is_not_below_zero():
     """They are not below it either, however they are rounded."""
     for fun, arity in ((lax.add, 2), (jnp.sum, 1)):

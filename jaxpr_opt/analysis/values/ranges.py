@@ -22,7 +22,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import exponent_of, filled_by, numbers_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.graph import Op, Value
-from jaxpr_opt.ir.traits import EXACT, VIEWING
+from jaxpr_opt.ir.traits import EXACT, SUMS, VIEWING
 
 Range = tuple[jax.Array, jax.Array]
 """The least and the greatest number, as scalars; of a truth value, 0 and 1."""
@@ -88,9 +88,16 @@ def _off(op: Op, end: jax.Array, sizes: jax.Array, sign: int, times: int = 1) ->
     """An end of a sum that is rounded so often, of terms of such sizes: if all have the sign of the
     end that is nearer to zero, or that is zero, so has their sum.
     """
-    most = expm1(min(times * log1p(_ulp(op)), limits.OF_A_SUM))
-    is_nearer = sign * end <= 0
+    most = _rounded(op, times)
+    is_nearer = end >= 0 if sign < 0 else end <= 0
     return lax.select(is_nearer, end * (1 - min(most, 1.0)), end + sign * most * sizes)
+
+
+def _rounded(op: Op, times: int) -> float:
+    """By how much of its terms a sum of so many may be rounded, and an end of its range three
+    times.
+    """
+    return expm1(min((times + 3) * log1p(_ulp(op)), limits.OF_A_SUM))
 
 
 def _ulp(op: Op) -> float:
@@ -129,14 +136,16 @@ def _inverse(_: Op, a: Range) -> Range:
 
 def _reduced(op: Op, a: Range) -> Range:
     low, high = _total(op, a, op.operands[0].size // max(op.result.size, 1))
-    return (lax.max(low, lax.full_like(low, 1)), high) if has_the_greatest(op) else (low, high)
+    if has_the_greatest(op):
+        low = lax.max(low, lax.full_like(low, 1 - _ulp(op)))
+    return low, high
 
 
 def _dot(op: Op, a: Range, b: Range) -> Range:
     (contracted, _), _ = numbers_of(op)
     terms = prod(int(op.operands[0].shape[axis]) for axis in contracted)
-    most = size(a) * size(b)
-    return _total(op, (-most, most), terms)
+    most = size(a) * size(b) * terms * (1 + _rounded(op, terms))
+    return -most, most
 
 
 def _growing(fun: Callable[[jax.Array], jax.Array], above: float = -np.inf) -> Rule:
@@ -269,6 +278,8 @@ RANGES: dict[str, Rule] = {
 
 
 _EXACT = EXACT | VIEWING | {"concatenate", "dynamic_slice", "gather", "pad", "stack"}
+_SUMMED = SUMS | {"cumsum", "dot_general", "reduce_sum", "sub"}
+"""Ops whose rules move the ends apart."""
 
 
 def is_ranged(dtype: Any) -> bool:
@@ -284,11 +295,14 @@ def ranged(op: Op, *operands: Range) -> Range:
     if op.name in _EXACT or not dtypes.is_inexact(dtype):
         return low, high
     ulp, least = _ulp(op), dtypes.least(dtype) / limits.OF_ITS_RANGE
-    low, high = low - ulp * lax.abs(low), high + ulp * lax.abs(high)
-    is_flushed = [lax.abs(end) < least for end in (low, high)]
+    if op.name not in _SUMMED:
+        low, high = low - ulp * lax.abs(low), high + ulp * lax.abs(high)
+    if op.name == "dot_general":  # zero is in its range
+        return low, high
+    zero = lax.full_like(low, 0)
     return (
-        lax.select(is_flushed[0] & (low > 0), low * 0, low),
-        lax.select(is_flushed[1] & (high < 0), high * 0, high),
+        lax.select((low > 0) & (low < least), zero, low),
+        lax.select((high < 0) & (high > -least), zero, high),
     )
 
 
