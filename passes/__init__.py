@@ -82,10 +82,13 @@ from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.windows.reduce_added_rows import ReduceAddedRows
 from jaxpr_opt.passes.windows.scatter_padded_windows import ScatterPaddedWindows
 from jaxpr_opt.passes.windows.share_batched_factors import ShareBatchedFactors
+from jaxpr_opt.passes.windows.share_batched_results import ShareBatchedResults
 from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.windows.sum_batches_at_once import SumBatchesAtOnce
+from jaxpr_opt.passes.windows.sum_in_steps import SumInSteps
 from jaxpr_opt.passes.windows.take_arrays_apart import TakeArraysApart
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
@@ -102,39 +105,16 @@ CLEANUP = (
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 WINDOWS = (
-    TakeArraysApart(),
-    SplitFlatLoops(),
-    ShareBatchedTables(),
-    ShareBatchedFactors(),
-    JoinConsecutiveRows(),
-    ForwardKnownStacks(),
-    RecognizeOneHot(),
-    WriteWhereMasked(),
-    ForwardRepeatedRows(),
-    ExpandCombiningScatters(),
-    ForwardWrittenWindows(),
-    SinkSelectIntoUpdate(),
-    JoinSelectedParts(),
-    AddInBranches(),
-    WriteAfterBranches(),
-    WriteAfterLoops(),
-    PutPartsBack(),
-    WriteToWholeArrays(),
-    WriteRowsTogether(),
-    NarrowReads(),
-    ComputeReadRows(),
-    CarryLastRows(),
-    CarryPickedRows(),
-    MakeStreamedRows(),
-    MapBeforeWriting(),
-    MultiplyWrittenRows(),
-    AccumulateSparseCotangents(),
-    NarrowCarriedArrays(),
-    TraceBackRows(),
-    ShiftInPlace(),
-    StackCarriedUpdates(),
-    SliceKnownWindows(),
-)
+    TakeArraysApart(), SplitFlatLoops(), ShareBatchedTables(), ShareBatchedFactors(),
+    ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), JoinConsecutiveRows(),
+    ForwardKnownStacks(), RecognizeOneHot(), WriteWhereMasked(), ForwardRepeatedRows(),
+    ExpandCombiningScatters(), ForwardWrittenWindows(), SinkSelectIntoUpdate(),
+    JoinSelectedParts(), AddInBranches(), WriteAfterBranches(), WriteAfterLoops(), PutPartsBack(),
+    WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(), ComputeReadRows(), CarryLastRows(),
+    CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), MultiplyWrittenRows(),
+    AccumulateSparseCotangents(), NarrowCarriedArrays(), TraceBackRows(), ShiftInPlace(),
+    StackCarriedUpdates(), SliceKnownWindows(),
+)  # fmt: skip
 
 SUPPLIERS = (
     StackChoices(), StackReadWindows(), NarrowResiduals(), ShareShiftedStacks(),

@@ -72,6 +72,36 @@ def clipped(table: Array, words: Array, wanted: Array) -> Any:
     return table - gradient * jnp.minimum(1.0, 0.1 / largest), largest
 
 
+def mean_of_gradients(weights: dict[str, Array], texts: Array) -> Any:
+    """A gradient for each text of a batch, of a recurrent network with a table, then the mean."""
+
+    def loss(weights: dict[str, Array], words: Array) -> Array:
+        def step(h: Array, word: Array) -> tuple[Array, None]:
+            return jnp.tanh(h @ weights["square"] + weights["table"][word]), None
+
+        last, _ = lax.scan(step, jnp.zeros(weights["square"].shape[:1]), words)
+        return jnp.mean(last**2)
+
+    rows = jax.vmap(jax.grad(loss), (None, 0))(weights, texts)
+    return jax.tree.map(lambda row: row.mean(0), rows)
+
+
+def mean_of_kernels(kernels: tuple[Array, Array], pictures: Array) -> Any:
+    """The same, of two convolutions."""
+
+    def loss(kernels: tuple[Array, Array], picture: Array) -> Array:
+        for kernel in kernels:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            made = lax.conv_general_dilated(
+                picture[None], kernel, (1, 1), "SAME", dimension_numbers=numbers
+            )
+            picture = jax.nn.relu(made[0])
+        return jnp.mean(picture**2)
+
+    rows = jax.vmap(jax.grad(loss), (None, 0))(kernels, pictures)
+    return jax.tree.map(lambda row: row.mean(0), rows)
+
+
 PROGRAMS: dict[str, Entry] = {
     "word vectors": forward(
         word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
@@ -82,6 +112,14 @@ PROGRAMS: dict[str, Entry] = {
     "triplets": forward(triplets, normal(20_000, 32), below(20_000, 3, 16), normal()),
     "scaled loss": forward(
         scaled_loss, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32), normal() * 0 + 64
+    ),
+    "mean of gradients": forward(
+        mean_of_gradients,
+        {"square": 0.1 * normal(64, 64), "table": normal(500, 64)},
+        below(500, 32, 20),
+    ),
+    "mean of kernels": forward(
+        mean_of_kernels, (0.1 * normal(3, 3, 8, 8), 0.1 * normal(3, 3, 8, 8)), normal(16, 12, 12, 8)
     ),
     "clipped": forward(clipped, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32)),
 }

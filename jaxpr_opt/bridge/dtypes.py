@@ -87,6 +87,11 @@ def has_common_range(dtype: Any) -> bool:
     return not is_inexact(dtype) or exponent(dtype) >= exponent(np.float32)
 
 
+def is_half(dtype: Any) -> bool:
+    """Whether numbers are rounded, and to fewer bits than those of float32."""
+    return is_inexact(dtype) and precision(dtype) < precision(np.float32)
+
+
 def is_widened(dtype: Any, other: Any) -> bool:
     """Whether all numbers of a dtype of real floats are such of another one, exactly."""
     if not (jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(other, jnp.floating)):

@@ -170,6 +170,18 @@ def swapped(params: Mapping[str, Any]) -> dict[str, Any]:
     return {**params, **both}
 
 
+def groups_of(convolution: Equation) -> tuple[int, int]:
+    """In how many groups a convolution takes its features, and its batch."""
+    names = "feature_group_count", "batch_group_count"
+    features, batch = (int(_read(convolution, name)) for name in names)
+    return features, batch
+
+
+def in_one_group(convolution: Equation) -> dict[str, Any]:
+    """The parameters of a convolution that takes all features and all rows of its batch."""
+    return {**convolution.params, "feature_group_count": 1, "batch_group_count": 1}
+
+
 def asks_for_all_bits(product: Equation) -> bool:
     """Whether a product asks to be computed with all bits of its factors."""
     precision = product.params.get("precision")

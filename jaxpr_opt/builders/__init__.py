@@ -15,7 +15,9 @@ reads and writes of windows
 `tiled_windows`                                     a window as others that tile it
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
 `written_factors`                                   products of what is written into zeros
-`shared_tables`, `shared_factors`                   one table or matrix for all rows of a batch
+`shared_tables`, `shared_factors`,                  one table, matrix, kernel or result for all rows
+`shared_kernels`, `shared_results`
+`batch_sums`, `sums_in_steps`                       sums over a batch, at once or in steps
 `reduction_privatization`, `sums_in_slots`,         sums in another place, in the old order
 `sums_in_an_array`, `carried_scratch`
 `descent_rows`, `state_rows`                        steps of an optimizer on some rows

@@ -85,7 +85,12 @@ class Lowering:
         of matrices of float32 lose some, it is one, or loses none anyway.
         """
         is_truncated = self.device.truncates and not asks_for_all_bits(product)
-        if not is_truncated or product.operands[0].dtype not in ("float32", "complex64"):
+        is_one_kind = product.name != "dot_general"  # a convolution is one in any shape
+        if (
+            is_one_kind
+            or not is_truncated
+            or product.operands[0].dtype not in ("float32", "complex64")
+        ):
             return True
         (contracted, _), (batch, _) = numbers_of(product)
         return bool(contracted) and any(n > 1 for n in product.result.shape[len(batch) :])

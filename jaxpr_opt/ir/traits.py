@@ -111,6 +111,12 @@ PRODUCTS = frozenset({"integer_pow", "mul", "square"})
 SUMS = frozenset({"add", "add_any"})
 """Sums of two; the second is what JAX adds cotangents by."""
 
+OF_MATRICES = frozenset({
+    "cholesky", "eig", "eigh", "geqrf", "hessenberg", "householder_product", "lu", "schur", "svd",
+    "triangular_solve", "tridiagonal", "tridiagonal_solve",
+})  # fmt: skip
+"""Algorithms of linear algebra, for each matrix of a batch, which has rows and columns last."""
+
 TOTAL = ELEMENTWISE | MOVING | frozenset({
     "argmax", "argmin", "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cholesky",
     "concatenate", "conv_general_dilated", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum",

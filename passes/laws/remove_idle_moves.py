@@ -34,10 +34,11 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
 from jaxpr_opt.analysis.values.moves import keeps_order
-from jaxpr_opt.analysis.windows.moved_writes import spread_before, written_back
+from jaxpr_opt.analysis.windows.moved_writes import spread_at_once, spread_before, written_back
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
+    dimensions_of,
     is_in_order,
     is_resharded,
     limits_of,
@@ -98,6 +99,14 @@ def reshaped_twice(op: Op) -> tuple[Value, ...] | None:
     return inner.operands if plain and inner is not None and keeps_order(inner) else None  # (1)
 
 
+def transposed_before(op: Op) -> Plainer | None:
+    """The law reshape(x, dimensions) = reshape(transpose(x, dimensions))."""
+    if is_in_order(op):
+        return None
+    order, shape = dimensions_of(op), op.result.shape
+    return Plainer(lambda x: lax.reshape(lax.transpose(x, order), shape), op.operands)
+
+
 def squeezed_back(op: Op) -> Value | None:
     """A squeeze of axes that were added to the operand, one way or another."""
     inner = op.operands[0].op
@@ -139,28 +148,6 @@ def sliced_before_spread(op: Op) -> Plainer | None:
     return Plainer(spread, (source,))
 
 
-def spread_at_once(op: Op) -> Plainer | None:
-    """The law reshape(broadcast(x)) = broadcast(x), where axes of size 1 come or go."""
-    inner = op.operands[0].op
-    if inner is None or inner.name != "broadcast_in_dim" or len(inner.operands) != 1:
-        return None
-    if is_resharded(inner) or is_resharded(op) or (op.name == "reshape" and not is_in_order(op)):
-        return None
-    (source,), shape = inner.operands, op.result.shape
-    before, after = _long_axes(inner.result), _long_axes(op.result)
-    sizes = [[v.shape[i] for i in axes] for v, axes in ((inner.result, before), (op.result, after))]
-    axes = broadcast_dimensions_of(inner)
-    if sizes[0] != sizes[1] or not set(axes) <= set(before):  # (1)
-        return None
-    moved = dict(zip(before, after, strict=True))
-    dimensions = tuple(moved[axis] for axis in axes)
-    return Plainer(lambda x: lax.broadcast_in_dim(x, shape, dimensions), (source,))
-
-
-def _long_axes(value: Value) -> list[int]:
-    return [axis for axis, size in enumerate(value.shape) if size != 1]
-
-
 MARKERS = frozenset({"name", "stop_gradient"})
 
 LAWS: Laws = {
@@ -174,7 +161,7 @@ LAWS: Laws = {
     "reduce_max": (first,),
     "reduce_min": (first,),
     "reduce_sum": (first,),
-    "reshape": (first_if(is_in_order), reshaped_twice, spread_at_once),
+    "reshape": (first_if(is_in_order), transposed_before, reshaped_twice, spread_at_once),
     "rev": (involution,),
     "slice": (first, sliced_at_once, sliced_before_spread),
     "squeeze": (first, squeezed_back, spread_at_once),

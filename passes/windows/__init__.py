@@ -30,6 +30,9 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `write-where-masked`            a select by where something is written becomes a write
 `share-batched-tables`          rows of copies of one table are rows of the table
 `share-batched-factors`         products by copies of one matrix are one product by the matrix
+`share-batched-results`         what is the same in all rows of a batch is computed once
+`sum-batches-at-once`           products or scatters of a batch, summed up over it, are one
+`sum-in-steps`                  a sum over the rows of a batch is made in each step of a loop
 `multiply-written-rows`         a product of a window in zeros is one of the window
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches

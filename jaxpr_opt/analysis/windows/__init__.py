@@ -10,7 +10,8 @@ one op
 `row_sources`               the arrays that the rows of an array come from
 `row_axes`                  the axis of a result that the rows of an operand are along
 `repeated`                  axes along which all rows are the same
-`summed_products`           products of a batch that are summed up over the batch
+`batch_sums`                what is summed up over a batch: products, scatters of each row
+`summed_in_steps`           the same, of what a loop makes step by step
 `selections`, `read_rows`   reads of a part of some axes; which ops need to compute only that
 `selected_versions`         versions of an array, of which a select chooses
 `branch_writes`             the windows that branches of a cond write
@@ -24,7 +25,6 @@ one op
 `written_masks`             masks that tell where an array was written to
 `coinciding`                windows that coincide or are disjoint
 `placed_windows`            a window in zeros that is put into larger zeros
-`places_apart`              windows at places that the data say, a known distance apart
 `parts`                     parts of one array, each zero where the others are not
 `stencils`                  arrays that are combined with shifted ones
 sums of windows

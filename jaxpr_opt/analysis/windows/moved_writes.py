@@ -21,6 +21,7 @@ from jaxpr_opt.analysis.windows.window_primitives import (
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     combiner_of,
+    is_in_order,
     is_resharded,
     permutation_of,
 )
@@ -101,3 +102,25 @@ def window_in_zeros(op: Op, array: Value, kinds: Container[str] = ("pad", *UPDAT
     # Condition 1 of remove-idle-moves, map-before-writing.
     is_zero = uniform(write.operands[1 if write.name == "pad" else 0]) == 0
     return write if is_zero else None
+
+
+def spread_at_once(op: Op) -> Plainer | None:
+    """The law reshape(broadcast(x)) = broadcast(x), where axes of size 1 come or go."""
+    inner = op.operands[0].op
+    if inner is None or inner.name != "broadcast_in_dim" or len(inner.operands) != 1:
+        return None
+    if is_resharded(inner) or is_resharded(op) or (op.name == "reshape" and not is_in_order(op)):
+        return None
+    (source,), shape = inner.operands, op.result.shape
+    before, after = _long_axes(inner.result), _long_axes(op.result)
+    sizes = [[v.shape[i] for i in axes] for v, axes in ((inner.result, before), (op.result, after))]
+    axes = broadcast_dimensions_of(inner)
+    if sizes[0] != sizes[1] or not set(axes) <= set(before):  # (1)
+        return None
+    moved = dict(zip(before, after, strict=True))
+    dimensions = tuple(moved[axis] for axis in axes)
+    return Plainer(lambda x: lax.broadcast_in_dim(x, shape, dimensions), (source,))
+
+
+def _long_axes(value: Value) -> list[int]:
+    return [axis for axis, size in enumerate(value.shape) if size != 1]

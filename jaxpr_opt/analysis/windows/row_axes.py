@@ -30,7 +30,7 @@ from jaxpr_opt.bridge.parameters import (
     strides_of,
 )
 from jaxpr_opt.ir.graph import Op
-from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
+from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, OF_MATRICES, REDUCING
 
 Rule = Callable[[Op, int, int], int | None]
 """For an op, the place of an operand, and an axis of that: the axis of the result, or None."""
@@ -178,6 +178,12 @@ def _scatter(op: Op, position: int, axis: int) -> int | None:
     return batching.get(axis)
 
 
+def _of_matrices(op: Op, _: int, axis: int) -> int | None:
+    """Batches of matrices have their rows and columns last."""
+    batch = max(len(v.shape) for v in op.operands) - 2
+    return axis if axis < batch else None
+
+
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _same),
     **dict.fromkeys(REDUCING, _reduce),
@@ -185,6 +191,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("reshape", "squeeze"), _reshape),
     **dict.fromkeys(("random_bits", "random_split", "random_unwrap", "random_wrap"), _leading),
     **dict.fromkeys(INDEXED_WRITES, _scatter),
+    **dict.fromkeys(OF_MATRICES, _of_matrices),
     "broadcast_in_dim": _broadcast,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,

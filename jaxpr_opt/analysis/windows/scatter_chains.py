@@ -111,14 +111,7 @@ class Piece:
     @property
     def collides(self) -> bool:
         """Whether two windows of a scatter may be the same."""
-        batched = numbers_of(self.op).scatter_indices_batching_dims
-        lead = self.indices[0].shape[:-1]
-        windows = prod(n for d, n in enumerate(lead) if d not in batched)
-        clamped = mode_of(self.op) == lax.GatherScatterMode.CLIP
-        # Condition 2 of add-in-place.
-        if windows <= 1 or clamped:
-            return windows > 1
-        return not has_unique_indices(self.op) and not _are_numbered(self.op)
+        return may_coincide(self.op)
 
     @property
     def window(self) -> tuple[Extent, ...]:
@@ -128,6 +121,18 @@ class Piece:
             return tuple(Extent(Affine(start), size) for start, size in sizes)
         found = access(self.op)
         return found.window if found is not None else ()
+
+
+def may_coincide(scatter: Op) -> bool:
+    """Whether two windows of a scatter, in one row of a batch, may be the same."""
+    index = scatter.operands[1]
+    batched = numbers_of(scatter).scatter_indices_batching_dims
+    windows = prod(n for d, n in enumerate(index.shape[:-1]) if d not in batched)
+    clamped = mode_of(scatter) == lax.GatherScatterMode.CLIP
+    # Condition 2 of add-in-place.
+    if windows <= 1 or clamped:
+        return windows > 1
+    return not has_unique_indices(scatter) and not _are_numbered(scatter)
 
 
 def _are_numbered(scatter: Op) -> bool:

@@ -25,10 +25,19 @@ class ProductQuestions(Prices):
         """
         return self.moved(copies) > self.doubtful(self.started(1) + self.device.library)
 
+    def is_less_once(self, op: Op, rows: int) -> bool:
+        """Whether computing an op for one row, instead of so many, saves clearly more than starting
+        an op takes.  If nobody knows how long it takes, it is an algorithm for matrices.
+        """
+        saved = self.repeated([op]) * (1 - 1 / rows)
+        return not self.is_made_where_read(op) and saved > self.doubtful(self.started(1))
+
     def is_less_as_one_product(self, products: Op, masks: int) -> bool:
         """Whether the products of a batch, added up, take longer than one product that adds them
-        up, after so many masks have chosen rows of the factors.
+        up, after so many masks have chosen rows of the factors. Groups of convolutions do.
         """
+        if products.name == "conv_general_dilated":
+            return True
         (summed, _), _ = numbers_of(products)
         made = self.elementwise(products.result, 2 + masks)
         start = self.started(2 + 2 * masks) + self.device.library + self.device.product
