@@ -73,6 +73,7 @@ from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
+from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
 from jaxpr_opt.passes.windows.multiply_written_rows import MultiplyWrittenRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
@@ -106,7 +107,7 @@ RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 WINDOWS = (
     TakeArraysApart(), SplitFlatLoops(), ShareBatchedTables(), ShareBatchedFactors(),
-    ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), JoinConsecutiveRows(),
+    ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), MultiplyRepeatedRows(), JoinConsecutiveRows(),
     ForwardKnownStacks(), RecognizeOneHot(), WriteWhereMasked(), ForwardRepeatedRows(),
     ExpandCombiningScatters(), ForwardWrittenWindows(), SinkSelectIntoUpdate(),
     JoinSelectedParts(), AddInBranches(), WriteAfterBranches(), WriteAfterLoops(), PutPartsBack(),

@@ -275,6 +275,11 @@ def is_in_order(op: Equation) -> bool:
     return _read(op, "dimensions") is None
 
 
+def repetitions_of(op: Equation) -> tuple[int, ...]:
+    """How often a `tile` repeats its operand along each axis."""
+    return tuple(_read(op, "reps"))
+
+
 def broadcast_dimensions_of(op: Equation) -> tuple[int, ...]:
     """Which dimension of a broadcast each dimension of its operand is."""
     return tuple(_read(op, "broadcast_dimensions"))

@@ -14,6 +14,7 @@ reads and writes of windows
 `window_by_window`                                  writes of several windows, one by one
 `tiled_windows`                                     a window as others that tile it
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
+`repeated_parts`                                    products by parts of a factor
 `written_factors`                                   products of what is written into zeros
 `shared_tables`, `shared_factors`,                  one table, matrix, kernel or result for all rows
 `shared_kernels`, `shared_results`

@@ -29,6 +29,10 @@ ROWS_CARRIED = 8
 OPS_OF_A_ROW = 32
 """Ops, one after the other, that a step makes a row by."""
 
+PARTS_OF_A_PRODUCT = 32
+"""Parts of a product, or of a factor, that are multiplied one by one; and how deep they are joined.
+"""
+
 OPS_BEFORE_A_FUNCTION = 12
 """Ops that make what a transcendental function is computed of, for the windows that they read."""
 

@@ -33,6 +33,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `share-batched-results`         what is the same in all rows of a batch is computed once
 `sum-batches-at-once`           products or scatters of a batch, summed up over it, are one
 `sum-in-steps`                  a sum over the rows of a batch is made in each step of a loop
+`multiply-repeated-rows`        a product of rows that are repeated is one of single rows
 `multiply-written-rows`         a product of a window in zeros is one of the window
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches

@@ -10,6 +10,8 @@ one op
 `row_sources`               the arrays that the rows of an array come from
 `row_axes`                  the axis of a result that the rows of an operand are along
 `repeated`                  axes along which all rows are the same
+`repeated_parts`            parts of a product's factor that are the same for many rows
+`summed_parts`              products of which parts are read as sums only
 `batch_sums`                what is summed up over a batch: products, scatters of each row
 `summed_in_steps`           the same, of what a loop makes step by step
 `selections`, `read_rows`   reads of a part of some axes; which ops need to compute only that

@@ -25,6 +25,19 @@ class ProductQuestions(Prices):
         """
         return self.moved(copies) > self.doubtful(self.started(1) + self.device.library)
 
+    def is_less_in_parts(
+        self, product: Op, multiplied: float, results: Sequence[int], summed: int, unmade: int
+    ) -> bool:
+        """Whether a product takes longer than several that multiply but a part of its numbers and
+        make results of so many bytes, which are added or joined; so many bytes are summed up first,
+        so many no longer made.
+        """
+        spared = self.repeated([product]) * (1 - multiplied) + self.moved(unmade)
+        start = len(results) * (self.started(1) + self.device.library + self.device.product)
+        added = self.elementwise(product.result, len(results) - 1)
+        more = self.moved(sum(results) - max(results) + summed / 2) + added
+        return spared > self.doubtful(start) + more
+
     def is_less_once(self, op: Op, rows: int) -> bool:
         """Whether computing an op for one row, instead of so many, saves clearly more than starting
         an op takes.  If nobody knows how long it takes, it is an algorithm for matrices.

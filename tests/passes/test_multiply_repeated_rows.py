@@ -1,0 +1,209 @@
+"""Rows that a factor repeats are multiplied once, and rows that are summed up are summed first."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxpr_opt import optimize
+from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from tests.loops import alone
+
+ONCE = MultiplyRepeatedRows()
+ROWS, POSITIONS, WIDE = 16, 64, 32
+COLUMNS = (((0,), (1,)), ((), ()))
+
+
+def joined(h, c, axis=2):
+    """What is known of a row, for each position, with what is known of that."""
+    each = lax.broadcast_in_dim(h, (ROWS, POSITIONS, WIDE), (0, 2))
+    return jnp.concatenate([each, c], axis)
+
+
+def test_a_joined_factor():
+    """(1) A part is multiplied once for all positions."""
+    check_rewrite(
+        ONCE,
+        lambda h, c, w: joined(h, c) @ w,
+        "f32[16,32]",
+        "f32[16,64,32]",
+        "f32[64,32]",
+        simplify=True,
+        diff="""
+          fn (h:f32[16,32], c:f32[16,64,32], w:f32[64,32]) {
+        +   s:f32[32,32] = slice[:32, :] w
+        +   d1:f32[16,32] = dot_general h s
+        -   b:f32[16,64,32] = broadcast_in_dim[dims=(0, 2)] h
+        +   b:f32[16,64,32] = broadcast_in_dim[dims=(0, 2)] d1
+        -   c1:f32[16,64,64] = concatenate[dimension=2] b c
+        +   s1:f32[32,32] = slice[32:, :] w
+        -   d:f32[16,64,32] = dot_general c1 w
+        +   d:f32[16,64,32] = dot_general c s1
+        +   a:f32[16,64,32] = add b d
+        -   return d
+        +   return a
+          }
+        """,
+    )
+
+
+def test_a_gradient_of_weights():
+    """(1) The cotangents of all positions are summed up, then multiplied."""
+    check_rewrite(
+        ONCE,
+        lambda h, c, g: lax.dot_general(g, joined(h, c), (((0, 1), (0, 1)), ((), ()))),
+        "f32[16,32]",
+        "f32[16,64,32]",
+        "f32[16,64,32]",
+        simplify=True,
+        diff="""
+          fn (h:f32[16,32], c:f32[16,64,32], g:f32[16,64,32]) {
+        -   b:f32[16,64,32] = broadcast_in_dim[dims=(0, 2)] h
+        -   c1:f32[16,64,64] = concatenate[dimension=2] b c
+        -   d:f32[32,64] = dot_general[contract=0.1x0.1] g c1
+        +   r:f32[16,32] = reduce_sum[axes=(1,)] g
+        +   d1:f32[32,32] = dot_general[contract=0x0] r h
+        +   d2:f32[32,32] = dot_general[contract=0.1x0.1] g c
+        +   c2:f32[32,64] = concatenate[dimension=1] d1 d2
+        -   return d
+        +   return c2
+          }
+        """,
+    )
+
+
+def test_a_gradient_of_what_is_repeated():
+    """(3) What is summed up over all positions is multiplied once."""
+    check_rewrite(
+        ONCE,
+        lambda g, w: ((x := g @ w)[..., :WIDE].sum(1), x[..., WIDE:]),
+        "f32[16,64,32]",
+        "f32[32,64]",
+        simplify=True,
+        diff="""
+          fn (g:f32[16,64,32], w:f32[32,64]) {
+        -   d:f32[16,64,64] = dot_general g w
+        -   s:f32[16,64,32] = slice[:, :, :32] d
+        -   r:f32[16,32] = reduce_sum[axes=(1,)] s
+        +   r:f32[16,32] = reduce_sum[axes=(1,)] g
+        -   s1:f32[16,64,32] = slice[:, :, 32:] d
+        +   s2:f32[32,32] = slice[:, :32] w
+        +   d1:f32[16,32] = dot_general r s2
+        +   s3:f32[32,32] = slice[:, 32:] w
+        +   d2:f32[16,64,32] = dot_general g s3
+        -   return r, s1
+        +   return d1, d2
+          }
+        """,
+    )
+
+
+def rng(*shape):
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
+
+
+def pairs(h, w):
+    """As graph attention is written: the rows of both ends, in one row for each pair."""
+    both = jnp.concatenate([jnp.repeat(h, POSITIONS, axis=0), jnp.tile(h, (POSITIONS, 1))], axis=1)
+    return jnp.tanh(both.reshape(POSITIONS, POSITIONS, 2 * WIDE) @ w)
+
+
+def nested(h, w):
+    inner = jnp.concatenate([jnp.broadcast_to(h[:1], h.shape), h], 1)
+    return jnp.tanh(jnp.concatenate([h, inner, jnp.broadcast_to(h[1], h.shape)], 1) @ w)
+
+
+PROGRAMS = {
+    "pairs": (pairs, rng(POSITIONS, WIDE), rng(2 * WIDE, 8)),
+    "the matrix first": (
+        lambda h, w: jnp.tanh(lax.dot_general(w, jnp.broadcast_to(h, (256, WIDE)), COLUMNS)),
+        rng(WIDE),
+        rng(WIDE, 256),
+    ),
+    "joined of joined": (nested, rng(256, WIDE), rng(4 * WIDE, WIDE)),
+    "summed along the parts": (
+        lambda h, w: ((x := h @ w)[:, :WIDE].sum(1), x[:, WIDE:].sum(1)),
+        rng(64, WIDE),
+        rng(WIDE, 256),
+    ),
+    "a batch": (
+        lambda h, w: jnp.tanh(
+            jnp.einsum("bpk,bkn->bpn", jnp.broadcast_to(h[:, None], (3, 128, WIDE)), w)
+        ),
+        rng(3, WIDE),
+        rng(3, WIDE, 64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values(name):
+    """Values and gradients, in both orders; no array of all rows is joined or multiplied."""
+    f, *args = PROGRAMS[name]
+
+    def loss(*args):
+        return sum((x**2).sum() for x in jax.tree.leaves(f(*args)))
+
+    expected = jax.value_and_grad(loss, (0, 1))(*args)
+    alone(ONCE, f, *args, fires=True)
+    alone(ONCE, jax.grad(loss, (0, 1)), *args, fires=True)
+    assert_close(optimize(jax.value_and_grad(loss, (0, 1)))(*args), expected)
+    assert_close(jax.value_and_grad(optimize(loss), (0, 1))(*args), expected)
+
+
+@pytest.mark.parametrize(
+    ("program", "shapes", "because"),
+    {
+        "rounded": (
+            lambda h, c, w: joined(h, c) @ w,
+            ["bf16[16,32]", "bf16[16,64,32]", "bf16[64,32]"],
+            "bfloat16 would be rounded before they are added",  # (2)
+        ),
+        "sums rounded": (
+            lambda h, w: lax.dot_general(
+                jnp.broadcast_to(h, (4096, 32)), w, (((0,), (0,)), ((), ()))
+            ),
+            ["bf16[32]", "bf16[4096,32]"],
+            "bfloat16 would be rounded before they are added",  # (2)
+        ),
+        "sums rounded after": (
+            lambda g, w: lax.reduce_sum(g @ w, axes=(0,)),
+            ["bf16[4096,32]", "bf16[32,32]"],
+            "bfloat16 would be rounded before they are added",  # (2)
+        ),
+        "few": (
+            lambda h, w: jnp.broadcast_to(h, (2, 4)) @ w,
+            ["f32[4]", "f32[4,3]"],
+            "multiplying all rows takes no longer",
+        ),
+    }.values(),
+)
+def test_what_is_refused(program, shapes, because):
+    check_refuses(ONCE, program, *shapes, because=because, simplify=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "shapes"),
+    {
+        "in pairs": (  # (1)
+            lambda h, w: jnp.einsum("bk,bkn->bn", jnp.broadcast_to(h, (256, 32)), w),
+            ["f32[32]", "f32[256,32,8]"],
+        ),
+        "of both factors": (  # (3)
+            lambda g, w: (g @ w).sum((0, 1)),
+            ["f32[256,32]", "f32[32,256]"],
+        ),
+        "read as a whole, too": (  # (3)
+            lambda g, w: ((x := g @ w).sum(0), x),
+            ["f32[256,32]", "f32[32,64]"],
+        ),
+        "summed along a batch": (  # (3)
+            lambda g, w: lax.dot_general(g, w, (((2,), (1,)), ((0,), (0,)))).sum(0),
+            ["f32[8,64,32]", "f32[8,32,64]"],
+        ),
+    }.values(),
+)
+def test_what_is_not_found(program, shapes):
+    alone(ONCE, program, *shapes, fires=False)
