@@ -91,6 +91,7 @@ from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.passes.windows.sum_batches_at_once import SumBatchesAtOnce
 from jaxpr_opt.passes.windows.sum_in_steps import SumInSteps
 from jaxpr_opt.passes.windows.take_arrays_apart import TakeArraysApart
+from jaxpr_opt.passes.windows.take_top_k import TakeTopK
 from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
 from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
@@ -107,14 +108,14 @@ RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 WINDOWS = (
     TakeArraysApart(), SplitFlatLoops(), ShareBatchedTables(), ShareBatchedFactors(),
-    ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), MultiplyRepeatedRows(), JoinConsecutiveRows(),
-    ForwardKnownStacks(), RecognizeOneHot(), WriteWhereMasked(), ForwardRepeatedRows(),
-    ExpandCombiningScatters(), ForwardWrittenWindows(), SinkSelectIntoUpdate(),
-    JoinSelectedParts(), AddInBranches(), WriteAfterBranches(), WriteAfterLoops(), PutPartsBack(),
-    WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(), ComputeReadRows(), CarryLastRows(),
-    CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), MultiplyWrittenRows(),
-    AccumulateSparseCotangents(), NarrowCarriedArrays(), TraceBackRows(), ShiftInPlace(),
-    StackCarriedUpdates(), SliceKnownWindows(),
+    ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), MultiplyRepeatedRows(),
+    JoinConsecutiveRows(), ForwardKnownStacks(), RecognizeOneHot(), WriteWhereMasked(),
+    ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
+    SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
+    WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),
+    ComputeReadRows(), TakeTopK(), CarryLastRows(), CarryPickedRows(), MakeStreamedRows(),
+    MapBeforeWriting(), MultiplyWrittenRows(), AccumulateSparseCotangents(), NarrowCarriedArrays(),
+    TraceBackRows(), ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),
 )  # fmt: skip
 
 SUPPLIERS = (

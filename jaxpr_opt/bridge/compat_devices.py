@@ -31,6 +31,9 @@ COMPILES_LOOPS_WHOLE: bool = _XLA >= (0, 12)
 """Whether XLA:CPU makes one function of a loop that touches more than 1024 bytes in each step,
 too."""
 
+SELECTS_VALUES: bool = _XLA >= (0, 12)
+"""Whether XLA:CPU selects the greatest numbers, and does not sort, where no places are read."""
+
 LARGEST_CONSTANT: int = 4096
 """Bytes of the largest constant that may be in a loop which XLA:CPU compiles as one function: it
 ends the process from 10,000 on."""

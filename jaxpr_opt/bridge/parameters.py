@@ -280,6 +280,11 @@ def repetitions_of(op: Equation) -> tuple[int, ...]:
     return tuple(_read(op, "reps"))
 
 
+def keys_of(op: Equation) -> int:
+    """By how many of its operands a sort compares."""
+    return int(_read(op, "num_keys"))
+
+
 def broadcast_dimensions_of(op: Equation) -> tuple[int, ...]:
     """Which dimension of a broadcast each dimension of its operand is."""
     return tuple(_read(op, "broadcast_dimensions"))

@@ -6,6 +6,7 @@ reads and writes of windows
 `array_windows`                                     windows in place of arrays
 `read_rows`, `last_rows`, `picked_rows`             the rows of results that are read, of stacks
 `one_hot_rows`                                      the row that a mask chooses
+`selected_ends`                                     few elements of what would be sorted
 `rows_of_products`                                  rows that products with one-hot arrays pick
 `step_rows`                                         the row of a step, in place of a stream
 `same_op`                                           an op again, on other operands

@@ -96,6 +96,11 @@ class Lowering:
         return bool(contracted) and any(n > 1 for n in product.result.shape[len(batch) :])
 
     @property
+    def sorts_for_values(self) -> bool:
+        """Whether a selection of which only the numbers are read, not their places, is a sort."""
+        return self.device.sorts_for_values
+
+    @property
     def sums_by_library(self) -> bool:
         """Whether a library reduces arrays, which knows few of the ops that make them."""
         return self.device.sums_by_library

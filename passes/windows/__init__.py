@@ -7,6 +7,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `take-arrays-apart`             an array of which only windows are read is these windows
 `narrow-reads`                  a read of an op's result becomes the op on reads of its operands
 `compute-read-rows`             ops compute only the rows that a slice of what they lead to reads
+`take-top-k`                    few elements at one end of a sorted array are selected
 `carry-last-rows`               a stack of which the last row is read is that row, carried
 `carry-picked-rows`             a stack of which the data say which row is read is that row, carried
 `make-streamed-rows`            what a loop streams is made row by row, in the step

@@ -1,6 +1,9 @@
-"""Products of matrices, or reads and sums of rows instead."""
+"""Products of matrices, or reads and sums of rows instead; sorts, or selections."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log2
 
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.prices import Prices
@@ -24,6 +27,11 @@ class ProductQuestions(Prices):
         product of matrices.
         """
         return self.moved(copies) > self.doubtful(self.started(1) + self.device.library)
+
+    def is_sorted_longer(self, length: int, rows: int) -> bool:
+        """Whether sorting so many rows takes clearly longer than starting to select of them."""
+        sorted_ = self.device.compared * rows * length * ceil(log2(max(length, 1)))
+        return sorted_ > self.doubtful(self.started(4) + self.device.library)
 
     def is_less_in_parts(
         self, product: Op, multiplied: float, results: Sequence[int], summed: int, unmade: int
