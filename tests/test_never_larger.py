@@ -27,7 +27,7 @@ DIFFERENTIATED = [
     "particles", "delayed", "ended", "pondered", "saved", "charted",
     "Levinson-Durbin", "interpolated", "reservoir", "calculator",
     "moving average", "aligned", "attended until the end", "relaxed", "cascaded", "scanned layers",
-    "settled", "recalled", "learned",
+    "settled", "recalled", "learned", "translated", "neighbours",
 ]  # fmt: skip
 """With respect to their first argument."""
 

@@ -192,9 +192,28 @@ def dropped(weights: Array, x: Array, seed: Array) -> Array:
 NETWORK = 0.1 * normal(16, 32), 0.1 * normal(32, 4)
 BATCHES = normal(20, 8, 16), normal(20, 8, 4)
 
+
+def attended_pairs(weights: Any, nodes: Array, edges: Array) -> Array:
+    """Graph attention: scores of the features of both ends, side by side for all pairs."""
+    size, wide = len(nodes), nodes.shape[1]
+    for shared, scored in zip(*weights, strict=True):
+        nodes = nodes @ shared
+        ends = [jnp.repeat(nodes, size, axis=0), jnp.tile(nodes, (size, 1))]
+        pairs = jnp.concatenate(ends, axis=1).reshape(size, size, 2 * wide)
+        scores = jax.nn.leaky_relu((pairs @ scored)[..., 0])
+        nodes = jax.nn.elu(jax.nn.softmax(jnp.where(edges, scores, -1e9)) @ nodes)
+    return nodes
+
+
 PROGRAMS: dict[str, Entry] = {
     "plain layers": entry(plain_layers, LAYERS, normal(16, 32)),
     "checkpointed layers": entry(checkpointed_layers, LAYERS, normal(16, 32)),
+    "attended pairs": entry(
+        attended_pairs,
+        (0.2 * normal(2, 16, 16), normal(2, 32, 1)),
+        normal(48, 16),
+        below(4, 48, 48) < 1,
+    ),
     "skipped layers": entry(skipped_layers, LAYERS, normal(16, 32), normal(12)),
     "mixed layers": entry(mixed_layers, 0.1 * normal(12, 32, 32), 0.1 * normal(64, 32)),
     "early exit": entry(early_exit, LAYERS, normal(16, 32)),

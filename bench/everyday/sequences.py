@@ -294,6 +294,19 @@ def aligned_locally(scores: Array, lengths: Array, gap: Array) -> Array:
     return jax.nn.logsumexp(jnp.where(is_inside, fits[i + j, i], -1e9))
 
 
+def translated(weights: Any, source: Array, targets: Array) -> Array:
+    """A decoder with additive attention: its state beside each position of the source."""
+
+    def step(state: Array, target: Array) -> Any:
+        beside = jnp.repeat(state[:, None], source.shape[1], axis=1)
+        score = jnp.tanh(jnp.concatenate([beside, source], -1) @ weights["both"]) @ weights["one"]
+        context = jnp.einsum("bs,bsd->bd", jax.nn.softmax(score), source)
+        state = jnp.tanh(jnp.concatenate([target, context, state], -1) @ weights["next"])
+        return state, state
+
+    return lax.scan(step, jnp.zeros((len(source), WIDTH)), targets)[1]
+
+
 PROGRAMS: dict[str, Entry] = {
     "sampling": forward(sampling, HEADS, normal(WORDS, WIDTH), 0),
     "beam search": forward(beam_search, HEADS, normal(WORDS, WIDTH)),
@@ -322,5 +335,11 @@ PROGRAMS: dict[str, Entry] = {
         below(5, 8) + 4,
     ),
     "aligned locally": entry(aligned_locally, normal(50, 40), np.array([21, 18]), np.float32(-1)),
+    "translated": entry(
+        translated,
+        {"both": 0.1 * normal(64, 32), "one": normal(32), "next": 0.1 * normal(96, 32)},
+        normal(8, 40, WIDTH),
+        normal(20, 8, WIDTH),
+    ),
     "running mean": entry(running_mean, normal(200, 16)),
 }

@@ -426,9 +426,18 @@ def endogenous_grid(incomes: Array, chances: Array, rate: Array) -> Any:
     return lax.scan(step, (first, first), None, length=30)[0]
 
 
+def neighbours(rows: Array, values: Array, queries: Array) -> Array:
+    """A mean over the nearest rows, weighted by their distances, all of which are sorted."""
+    distances = ((queries[:, None] - rows) ** 2).sum(-1)
+    nearest = jnp.argsort(distances, axis=1)[:, :8]
+    weights = 1 / (0.1 + jnp.take_along_axis(distances, nearest, axis=1))
+    return (weights * values[nearest]).sum(1) / weights.sum(1)
+
+
 PROGRAMS: dict[str, Entry] = {
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
+    "neighbours": entry(neighbours, normal(300, 3), normal(300), normal(20, 3, seed=1)),
     "warped": entry(warped, normal(40), normal(40, seed=1)),
     "forgotten": entry(forgotten, normal(2000), below(2000, 300), abs(normal())),
     "driven": entry(driven, normal(4096), normal(8), normal(200)),
