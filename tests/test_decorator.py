@@ -426,6 +426,12 @@ def test_passes_are_chosen_by_name_with_dashes_or_underscores():
     ]
 
 
+def test_a_pass_that_is_gone_may_still_be_left_out():
+    with pytest.warns(DeprecationWarning, match="there is no pass 'join_scalar_stacks' any more"):
+        fun = optimize(lambda x: x, skip=["join_scalar_stacks"])
+    assert unwrap(fun).pipeline == unwrap(optimize(lambda x: x)).pipeline
+
+
 def test_a_second_copy_of_a_pass_gets_one_clear_line(monkeypatch):
     """`import passes.laws.simplify` in the repository makes classes that are not ours."""
     from jaxpr_opt.passes.laws import simplify

@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
@@ -26,6 +27,8 @@ from jaxpr_opt.errors import nearest
 from jaxpr_opt.memory.budget import Budget, parse_budget
 
 LIBRARY = "jaxpr_opt.passes"
+RETIRED = frozenset({"join-scalar-stacks"})
+"""Passes of the last minor version that are gone: `skip` may still name them."""
 
 
 @functools.cache
@@ -115,10 +118,19 @@ def resolve(
             _check_copy(each)
     return _resolved(
         None if passes is None else tuple(passes),
-        tuple(getattr(n, "name", n) for n in skip),
+        _without_retired(tuple(getattr(n, "name", n) for n in skip)),
         budget,
         reassociate or _may_reassociate(),
     )
+
+
+def _without_retired(skip: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of passes to leave out, without those of passes that are gone: they do nothing."""
+    kept = tuple(name for name in skip if name.replace("_", "-") not in RETIRED)
+    for name in (each for each in skip if each not in kept):
+        message = f"optimize: skip: there is no pass {name!r} any more: leave it out"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return kept
 
 
 def _budget_of_environment() -> Budget | None:
