@@ -6,12 +6,12 @@ from functools import partial
 
 from jax import lax
 
-from jaxpr_opt.analysis.steps.loop_nests import Nest, OneLoop
+from jaxpr_opt.analysis.steps.loop_nests import LoopNest, OneLoop
 from jaxpr_opt.ir.graph import Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def merge(nest: Nest, plan: OneLoop, rw: Rewriter) -> None:
+def merge(nest: LoopNest, plan: OneLoop, rw: Rewriter) -> None:
     """Replace the outer loop by one that takes the steps of both."""
     outer, inner = nest.outer, nest.inner
     n, m = outer.length, inner.length
@@ -51,7 +51,7 @@ def merge(nest: Nest, plan: OneLoop, rw: Rewriter) -> None:
     rw.erase(outer)
 
 
-def _flat_outputs(nest: Nest, plan: OneLoop, rw: Rewriter) -> tuple[list[Value], list[object]]:
+def _flat_outputs(nest: LoopNest, plan: OneLoop, rw: Rewriter) -> tuple[list[Value], list[object]]:
     """The values that the merged loop stacks in every step for each outer stack, and the types of
     its results.
     """
@@ -69,7 +69,7 @@ def _flat_outputs(nest: Nest, plan: OneLoop, rw: Rewriter) -> tuple[list[Value],
     return values, avals
 
 
-def _joint(nest: Nest, rw: Rewriter) -> Value:
+def _joint(nest: LoopNest, rw: Rewriter) -> Value:
     """The outer predicate of every inner step, for masks that do not imply it."""
     outer, skip, n, m = nest.outer, nest.skip, nest.outer.length, nest.inner.length
     rows = {s.param: s.operand for s in outer.streams}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from jaxpr_opt.analysis.residuals.phases import Division, Phase
+from jaxpr_opt.analysis.residuals.phases import Division, KnownInPhase
 from jaxpr_opt.analysis.residuals.replays import Replay, replay
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
@@ -16,7 +16,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 RowsOfPieces = Mapping[Value, Sequence[Value]]
 """Of arrays: the rows of each piece; of several rounds, ``[rounds, rows, ...]``."""
 
-Known = Mapping[Scan, Sequence[Phase]]
+Known = Mapping[Scan, Sequence[KnownInPhase]]
 """Of loops: what is known of the values of a step in each piece."""
 
 
@@ -80,7 +80,7 @@ def divide(
     return made[found.scan].loops
 
 
-def _renamed(phase: Phase, replaced: Mapping[Any, Value]) -> Phase:
+def _renamed(phase: KnownInPhase, replaced: Mapping[Any, Value]) -> KnownInPhase:
     """What is known, where other values stand for some by now."""
     return {value: replaced.get(known, known) for value, known in phase.items()}
 
@@ -95,7 +95,11 @@ def _joined(
 
 
 def _round(
-    scan: Scan, division: Division, read: RowsOfPieces, phases: Sequence[Phase] | None, rw: Rewriter
+    scan: Scan,
+    division: Division,
+    read: RowsOfPieces,
+    phases: Sequence[KnownInPhase] | None,
+    rw: Rewriter,
 ) -> _Made:
     """A loop for each piece of one round."""
     size = scan.num_carries
@@ -104,7 +108,11 @@ def _round(
 
 
 def _rounds(
-    scan: Scan, division: Division, read: RowsOfPieces, phases: Sequence[Phase] | None, rw: Rewriter
+    scan: Scan,
+    division: Division,
+    read: RowsOfPieces,
+    phases: Sequence[KnownInPhase] | None,
+    rw: Rewriter,
 ) -> _Made:
     """A loop of rounds around a loop for each piece of one."""
     size, rounds, length = scan.num_carries, division.rounds, division.starts[-1]
@@ -142,7 +150,7 @@ def _pieces(
     division: Division,
     inits: Sequence[Value],
     rows: Sequence[Value | Sequence[Value]],
-    phases: Sequence[Phase] | None,
+    phases: Sequence[KnownInPhase] | None,
     before: Op,
     rw: Rewriter,
 ) -> _Made:
@@ -209,7 +217,7 @@ def _one_step(
 
 
 def _put(
-    known: Phase, step: Region, body: Region, mapping: Mapping[Value, Value], rw: Rewriter
+    known: KnownInPhase, step: Region, body: Region, mapping: Mapping[Value, Value], rw: Rewriter
 ) -> None:
     """Put what is known of values of a step in their place in a copy of it.
 

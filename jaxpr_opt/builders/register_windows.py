@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.residuals.register_stacks import Reader, State
+from jaxpr_opt.analysis.residuals.register_stacks import RegisterReader, State
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Stacked
 from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
@@ -18,7 +18,9 @@ from jaxpr_opt.ir.graph import Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def read_windows(state: State, stack: Stack, readers: Iterable[Reader], rw: Rewriter) -> None:
+def read_windows(
+    state: State, stack: Stack, readers: Iterable[RegisterReader], rw: Rewriter
+) -> None:
     """Replace the rows of a stack of a register, at the ends of routes, by windows of all rows."""
     register, scan, ways = state.register, state.register.scan, [route for route, _ in readers]
     start, entered = _start(state, rw), stacked(_entering(state, rw), scan, rw)

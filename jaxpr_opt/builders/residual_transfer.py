@@ -8,7 +8,7 @@ from functools import partial
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.residuals.stack_consumers import Pairs, Route, Rows, Split, Stacked
+from jaxpr_opt.analysis.residuals.stack_consumers import Pairs, Route, Rows, SplitAxis, Stacked
 from jaxpr_opt.analysis.values.constants import strong
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -39,7 +39,7 @@ def send(scan: Scan, stack: Stack, made: Sequence[tuple[Op, Value, Route]], rw: 
 def carried_along(array: Value, route: Route, rw: Rewriter) -> Value:
     """The row of `array` at the end of a route."""
     for hop in route:
-        if isinstance(hop, Split):
+        if isinstance(hop, SplitAxis):
             lead = len(hop.op.operands[0].shape) - len(hop.op.result.shape) + len(hop.sizes)
             array = rw.insert(partial(_split, hop.sizes, lead), array, before=hop.op)
         elif isinstance(hop, Stacked):

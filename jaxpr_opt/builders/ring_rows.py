@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.windows.rings import Ring, Version, ring
-from jaxpr_opt.analysis.windows.row_sources import Piece
+from jaxpr_opt.analysis.windows.row_sources import SourceRows
 from jaxpr_opt.analysis.windows.window_primitives import component_of
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, starts_of, unsorted
 from jaxpr_opt.bridge.slicing import read_window, write_window
@@ -74,7 +74,7 @@ def _version(version: Version, made: dict[Value, Value], found: Ring, rw: Rewrit
 
 
 def _rows(
-    piece: Piece, made: dict[Value, Value], found: Ring, rw: Rewriter, *, before: Op
+    piece: SourceRows, made: dict[Value, Value], found: Ring, rw: Rewriter, *, before: Op
 ) -> Value:
     """Rows that are written, as they were before anything is."""
     version = found.versions.get(piece.array)

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.histories import History, Rearrangement
+from jaxpr_opt.analysis.windows.histories import BufferHistory, Rearrangement
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of, slice_sizes_of
 from jaxpr_opt.bridge.slicing import read_window
@@ -20,7 +20,7 @@ from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def trace_back(scan: Scan, group: Sequence[History], rw: Rewriter) -> None:
+def trace_back(scan: Scan, group: Sequence[BufferHistory], rw: Rewriter) -> None:
     """Stack the rows that a loop writes and the places it moves elements to, instead of carrying
     the buffers; build these after the loop.
     """
@@ -68,7 +68,7 @@ def _carried(plan: _Plan, row: Value, rw: Rewriter) -> Carry | None:
 class _Plan:
     """How one buffer is made again."""
 
-    found: History
+    found: BufferHistory
     scan: Scan
 
     @property

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.padding import Padding
 from rich.text import Text
 
-from jaxpr_opt.analysis.liveness.aliasing import Buffer, Offer
+from jaxpr_opt.analysis.liveness.aliasing import DeviceBuffer, Offer
 from jaxpr_opt.bridge import compat_source, compat_types
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.running import run_pass
@@ -189,17 +189,17 @@ def _names(info: Any, field: str, otherwise: str, count: int) -> list[str]:
     return known if len(known) == count else [f"{otherwise} {i}" for i in range(count)]
 
 
-def _argument(names: Sequence[str], buffers: Sequence[Buffer | None], i: int) -> Argument:
+def _argument(names: Sequence[str], buffers: Sequence[DeviceBuffer | None], i: int) -> Argument:
     buffer = buffers[i]
     return Argument(names[i], str(buffer or "?"), 0 if buffer is None else buffer.nbytes)
 
 
-def _buffers(avals: Sequence[Any], shardings: Sequence[Any]) -> list[Buffer | None]:
+def _buffers(avals: Sequence[Any], shardings: Sequence[Any]) -> list[DeviceBuffer | None]:
     known = shardings or [None] * len(avals)
     return [_buffer(aval, sharding) for aval, sharding in zip(avals, known, strict=True)]
 
 
-def _buffer(aval: Any, sharding: Any) -> Buffer | None:
+def _buffer(aval: Any, sharding: Any) -> DeviceBuffer | None:
     """The buffer of a value of this type; None for what is no array of known size."""
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or dtype is None or not all(isinstance(n, int) for n in shape):
@@ -210,4 +210,4 @@ def _buffer(aval: Any, sharding: Any) -> Buffer | None:
     sharding = getattr(sharding, "sharding", sharding)
     memory = getattr(getattr(aval, "memory_space", None), "name", "Any").lower()
     memory = None if memory == "any" else memory
-    return Buffer(tuple(shape), dtype, sharding, memory, layout)
+    return DeviceBuffer(tuple(shape), dtype, sharding, memory, layout)

@@ -60,7 +60,12 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.row_views import Place, StepRows, place_of_stack, rows_of_stream
+from jaxpr_opt.analysis.windows.row_views import (
+    PlaceInArray,
+    StepRows,
+    place_of_stack,
+    rows_of_stream,
+)
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.bridge.slicing import write_row
 from jaxpr_opt.builders.step_rows import row_of_step
@@ -79,7 +84,7 @@ class CopiedStacks(Match):
     op: Scan
     sources: dict[Value, StepRows]
     """By parameter of the body."""
-    places: dict[Value, Place]
+    places: dict[Value, PlaceInArray]
     """By stack."""
 
 
@@ -120,7 +125,7 @@ class ScanInPlace(Pass[CopiedStacks]):
         _move(scan, match.sources, match.places, rw)
 
 
-def _places(scan: Scan) -> dict[Value, Place]:
+def _places(scan: Scan) -> dict[Value, PlaceInArray]:
     """The arrays that the stacks become parts of."""
     found = ((s.result, place_of_stack(s, scan)) for s in scan.stacks)
     return {result: place for result, place in found if place is not None}
@@ -133,7 +138,7 @@ def _takes_more(scan: Scan) -> bool:
 
 
 def _move(
-    scan: Scan, sources: dict[Value, StepRows], places: dict[Value, Place], rw: Rewriter
+    scan: Scan, sources: dict[Value, StepRows], places: dict[Value, PlaceInArray], rw: Rewriter
 ) -> None:
     """Read rows where they are, and write them where they are wanted."""
     counter = _counter(scan, rw)
@@ -163,7 +168,7 @@ def _counter(scan: Scan, rw: Rewriter) -> Carry:
     return Carry(first, param, following, result)
 
 
-def _written(scan: Scan, stack: Stack, place: Place, counter: Carry, rw: Rewriter) -> Carry:
+def _written(scan: Scan, stack: Stack, place: PlaceInArray, counter: Carry, rw: Rewriter) -> Carry:
     """The array that a stack becomes a part of, as a carry to which each step writes its row."""
     rows, end = place.rows, scan.body.terminator
     aval = rows.array.aval
@@ -174,7 +179,7 @@ def _written(scan: Scan, stack: Stack, place: Place, counter: Carry, rw: Rewrite
     return Carry(start, param, after, rw.new_value(aval))
 
 
-def _put_together(place: Place, buffer: Value, rw: Rewriter) -> None:
+def _put_together(place: PlaceInArray, buffer: Value, rw: Rewriter) -> None:
     """Write the other parts of an array beside the rows that are in it, in its place."""
     last, axis = place.path[-1], place.rows.axis
     for part, first, order in place.others:

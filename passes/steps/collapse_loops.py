@@ -48,7 +48,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from jaxpr_opt.analysis.steps.loop_nests import Nest, OneLoop, one_loop
+from jaxpr_opt.analysis.steps.loop_nests import LoopNest, OneLoop, one_loop
 from jaxpr_opt.analysis.steps.predicates import predicate_root
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.builders.merged_loop import merge
@@ -63,7 +63,7 @@ class LoopOfLoops(Match):
     """A skipping scan whose step is a scan that skips, too."""
 
     op: Scan
-    nest: Nest
+    nest: LoopNest
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CollapseLoops(Pass[LoopOfLoops]):
             ):
                 n, m = op.length, inner.length
                 says = f"{n} times {m} steps in two loops become {n * m} in one"
-                yield LoopOfLoops(op, says, Nest(skip, inner))
+                yield LoopOfLoops(op, says, LoopNest(skip, inner))
 
     def refuse(self, match: LoopOfLoops) -> str | None:
         plan = one_loop(match.nest.outer, match.nest)
@@ -104,7 +104,7 @@ class CollapseLoops(Pass[LoopOfLoops]):
         merge(match.nest, plan, rw)
 
 
-def _stacks_more(nest: Nest, plan: OneLoop) -> bool:
+def _stacks_more(nest: LoopNest, plan: OneLoop) -> bool:
     """Whether most of what one loop stacks, and more than more loops cost, is what the outer loop
     stacks once in each step.
     """

@@ -49,7 +49,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question, steps_asked_at_once
-from jaxpr_opt.analysis.steps.read_ends import End, Masked, Picked, read_ends
+from jaxpr_opt.analysis.steps.read_ends import End, MaskedRows, PickedRows, read_ends
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, as_begun, find_ends, find_skips
 from jaxpr_opt.analysis.windows.row_readers import made_before
 from jaxpr_opt.builders.early_exit import Plan, stop_early
@@ -127,7 +127,7 @@ class EndAtReadRows(Pass[ReadRows]):
 
 
 def _told(end: End) -> Value:
-    return end.mask if isinstance(end, Masked) else end.places
+    return end.mask if isinstance(end, MaskedRows) else end.places
 
 
 def _taken(scan: Scan) -> Skip | str | None:  # (1)
@@ -150,7 +150,7 @@ def _taken(scan: Scan) -> Skip | str | None:  # (1)
 
 def _rows(end: End, length: int, told: jax.Array) -> jax.Array:
     """The number of rows up to the last one that is read."""
-    if isinstance(end, Picked):
+    if isinstance(end, PickedRows):
         at = told if end.component is None else lax.index_in_dim(told, end.component, -1)
         at = lax.clamp(np.int32(0), at, np.int32(length - end.size))  # (4)
         return lax.add(lax.reduce_max(at, range(at.ndim)), np.int32(end.size))

@@ -48,7 +48,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.residuals.cuts import residuals
 from jaxpr_opt.analysis.steps.flat_loops import nest_of, row_lengths, starts_in
 from jaxpr_opt.analysis.values.affine import Affine
-from jaxpr_opt.analysis.values.induction import Nest
+from jaxpr_opt.analysis.values.induction import StepsOfNest
 from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, is_in_place
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.builders.split_loop import split
@@ -132,7 +132,7 @@ def _may_be_undone(scan: Scan) -> bool:
     return not is_final or scan.source.transposed or bool(residuals(scan, nests=True))
 
 
-def _moves(start: Affine, scan: Scan, nest: Nest) -> bool:
+def _moves(start: Affine, scan: Scan, nest: StepsOfNest) -> bool:
     """Whether a window moves in the inner loop of a nest."""
     *_, inner = nest
     return not start.steps.keys().isdisjoint({scan, inner})

@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.histories import History, history
+from jaxpr_opt.analysis.windows.histories import BufferHistory, history
 from jaxpr_opt.builders.traced_rows import trace_back
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
@@ -62,7 +62,7 @@ class Rearranged(Match):
     """Carries that are rearranged together; or why one is not."""
 
     op: Scan
-    group: tuple[History, ...]
+    group: tuple[BufferHistory, ...]
     why: str | None = None
 
 
@@ -81,7 +81,7 @@ class TraceBackRows(Pass[Rearranged]):
     needs: ClassVar[frozenset[str]] = frozenset({"gather"})
 
     def find(self, op: Scan) -> Iterator[Rearranged]:
-        groups: dict[object, list[History]] = {}
+        groups: dict[object, list[BufferHistory]] = {}
         for carry in op.carries:
             found = history(op, carry)
             if isinstance(found, str):

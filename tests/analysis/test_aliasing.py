@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpr_opt.analysis.liveness.aliasing import Buffer, Offer, aliasing
+from jaxpr_opt.analysis.liveness.aliasing import DeviceBuffer, Offer, aliasing
 from jaxpr_opt.ir.importer import import_jaxpr
 
 SQUARE = jax.ShapeDtypeStruct((8, 8), "float32")
@@ -19,7 +19,8 @@ def found(fun, *args, candidates=None):
     """`{input: (output, kind)}` and `{input: reason}`."""
     graph = import_jaxpr(jax.jit(fun).trace(*args).jaxpr, "final")
     inputs, outputs = (
-        tuple(Buffer(v.shape, v.dtype) for v in values) for values in (graph.inputs, graph.outputs)
+        tuple(DeviceBuffer(v.shape, v.dtype) for v in values)
+        for values in (graph.inputs, graph.outputs)
     )
     given = range(len(inputs)) if candidates is None else candidates
     result = aliasing(graph, Offer(inputs, outputs, frozenset(given)))
@@ -149,14 +150,14 @@ def test_shardings_memories_and_layouts():
     graph = import_jaxpr(jax.jit(lambda x: x + 1).trace(ROW).jaxpr, "final")
     mesh = Mesh(np.array(jax.devices()[:1]), "i")
     split, whole = (NamedSharding(mesh, PartitionSpec(s)) for s in ("i", None))
-    plain = Buffer((8,), jnp.dtype("float32"))
+    plain = DeviceBuffer((8,), jnp.dtype("float32"))
 
     def reason(source, target):
         result = aliasing(graph, Offer((source,), (target,), frozenset({0})))
         return result.refused[0].reason if result.refused else ""
 
     def buffer(**known):
-        return Buffer(plain.shape, plain.dtype, **known)
+        return DeviceBuffer(plain.shape, plain.dtype, **known)
 
     assert not reason(plain, buffer(sharding=split, memory="device"))
     assert not reason(buffer(sharding=split), buffer(sharding=split))
@@ -165,4 +166,4 @@ def test_shardings_memories_and_layouts():
     assert "host memory" in reason(buffer(memory="host"), buffer(memory="device"))
     assert "layout" in reason(buffer(layout="rows"), buffer(layout="columns"))
     assert reason(None, plain) == "has no buffer"
-    assert reason(Buffer((0,), plain.dtype), plain) == "has no buffer"
+    assert reason(DeviceBuffer((0,), plain.dtype), plain) == "has no buffer"

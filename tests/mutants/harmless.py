@@ -73,7 +73,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         "never: op.name == 'squeeze'": _LESS,
         "without: and len(op.operands) == 1": "other operands are sizes that only the run knows",
     },
-    "row_views.Place.after": {
+    "row_views.PlaceInArray.after": {
         "without: and op.name == 'dynamic_update_slice'": "no other op writes its second operand",
     },
     "scatter_chains._repeated": {

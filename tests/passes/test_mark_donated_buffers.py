@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpr_opt.analysis.liveness.aliasing import Buffer, Offer
+from jaxpr_opt.analysis.liveness.aliasing import DeviceBuffer, Offer
 from jaxpr_opt.engine import registry
 from jaxpr_opt.engine.running import run_pass
 from jaxpr_opt.insight.journal import Journal
@@ -26,7 +26,8 @@ def marked(fun, *args, given=None):
     """The program after the pass, and what it says of arguments that stay the caller's."""
     graph = import_jaxpr(jax.jit(fun).trace(*args).jaxpr, "final")
     inputs, outputs = (
-        tuple(Buffer(v.shape, v.dtype) for v in values) for values in (graph.inputs, graph.outputs)
+        tuple(DeviceBuffer(v.shape, v.dtype) for v in values)
+        for values in (graph.inputs, graph.outputs)
     )
     given = frozenset(range(len(args)) if given is None else given)
     marking = replace(registry.named("mark-donated-buffers"), offer=Offer(inputs, outputs, given))

@@ -19,7 +19,7 @@ from jaxpr_opt.ir.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class DeviceBuffer:
     """What an argument or a result takes on each device; None is unknown, and fits everything."""
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Buffer:
     def __str__(self) -> str:
         return dtypes.array_text(self)
 
-    def differs(self, other: Buffer) -> str:
+    def differs(self, other: DeviceBuffer) -> str:
         """The reasons why two buffers of one type cannot be one; empty if there are none."""
         # Condition 2 of mark-donated-buffers.
         if None not in (self.memory, other.memory) and self.memory != other.memory:
@@ -59,9 +59,9 @@ class Buffer:
 class Offer:
     """What a caller gives up, and what would have to fit."""
 
-    inputs: tuple[Buffer | None, ...]
+    inputs: tuple[DeviceBuffer | None, ...]
     """What each input takes; None for what has no buffer (a token, a reference)."""
-    outputs: tuple[Buffer | None, ...]
+    outputs: tuple[DeviceBuffer | None, ...]
     given: frozenset[int]
     """The inputs that are given up, by position."""
 
@@ -92,7 +92,9 @@ def aliasing(graph: Graph, offer: Offer) -> Aliasing:
 
 
 def _by_type(
-    inputs: Sequence[Buffer | None], outputs: Sequence[Buffer | None], asked: Iterable[int]
+    inputs: Sequence[DeviceBuffer | None],
+    outputs: Sequence[DeviceBuffer | None],
+    asked: Iterable[int],
 ) -> Iterable[tuple[list[int], list[int]]]:
     """The inputs of each type with the outputs that have it too."""
     groups: dict[Any, tuple[list[int], list[int]]] = {}
@@ -104,18 +106,18 @@ def _by_type(
     return groups.values()
 
 
-def _type(buffer: Buffer | None) -> Any:
+def _type(buffer: DeviceBuffer | None) -> Any:
     return buffer.type if buffer is not None and buffer.nbytes else None
 
 
-def _nbytes(buffer: Buffer | None) -> int:
+def _nbytes(buffer: DeviceBuffer | None) -> int:
     return 0 if buffer is None else buffer.nbytes
 
 
 def _refusal(
     lifetimes: Lifetimes,
-    source: Buffer | None,
-    outputs: Sequence[Buffer | None],
+    source: DeviceBuffer | None,
+    outputs: Sequence[DeviceBuffer | None],
     i: int,
     same: Sequence[int],
     fitting: int,

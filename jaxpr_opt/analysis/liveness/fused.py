@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import islice
 
-from jaxpr_opt.analysis.liveness.loops import Loop, Loops
+from jaxpr_opt.analysis.liveness.loops import LoopKey, Loops
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge.parameters import permutation_of
 from jaxpr_opt.cost import limits
@@ -214,7 +214,7 @@ class _Fusing:
         is_once = self.repeats and loops == 1
         return is_once and all(self._fuses(each, value) for each in self._readers(value))
 
-    def _loop(self, op: Op, value: Value) -> Loop | None:
+    def _loop(self, op: Op, value: Value) -> LoopKey | None:
         """The loop of a reader that computes a value inside of it."""
         if op not in self.loops.places or not self._fuses(op, value):
             return None

@@ -16,7 +16,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.ir.graph import Op, Use, Value
 
-Loop = Hashable
+LoopKey = Hashable
 """A loop, by the op whose result it makes, or by that and the operand that it copies for it."""
 
 
@@ -24,12 +24,12 @@ Loop = Hashable
 class Loops:
     """The ops that are looked at so far, the last op of the region first."""
 
-    loop: Callable[[Op, Value], Loop | None]
+    loop: Callable[[Op, Value], LoopKey | None]
     """That of a reader which computes a value inside; the reader if that is computed inside of
     others itself, None if it does not compute it inside."""
-    places: dict[Op, Mapping[Loop, frozenset[Op]]] = field(default_factory=dict)
+    places: dict[Op, Mapping[LoopKey, frozenset[Op]]] = field(default_factory=dict)
     """The loops that compute an op, and the readers at whose places each does."""
-    count: dict[tuple[Loop, Op], int] = field(default_factory=dict)
+    count: dict[tuple[LoopKey, Op], int] = field(default_factory=dict)
     """At how many places a loop computes an op."""
 
     def made(self, op: Op) -> None:
@@ -37,10 +37,10 @@ class Loops:
         self.places[op] = {**self.places.get(op, {}), op: frozenset({op})}
         self.count[op, op] = 1
 
-    def of(self, value: Value, reads: Iterable[Use]) -> Mapping[Loop, frozenset[Op]] | None:
+    def of(self, value: Value, reads: Iterable[Use]) -> Mapping[LoopKey, frozenset[Op]] | None:
         """The loops that would compute a value inside; None if they cannot."""
         assert value.op is not None
-        found, reads = dict[Loop, frozenset[Op]](), list(reads)
+        found, reads = dict[LoopKey, frozenset[Op]](), list(reads)
         for use in reads:
             loop = self.loop(use.op, value)
             if loop is None:  # it is an array, too
@@ -62,10 +62,10 @@ class Loops:
             return None
         return found
 
-    def inside(self, op: Op, found: Mapping[Loop, frozenset[Op]]) -> None:
+    def inside(self, op: Op, found: Mapping[LoopKey, frozenset[Op]]) -> None:
         """An op is computed inside of loops only."""
         self.places[op] = {**self.places.get(op, {}), **found}
         self.count |= {(loop, op): self._places(loop, users) for loop, users in found.items()}
 
-    def _places(self, loop: Loop, users: Iterable[Op]) -> int:
+    def _places(self, loop: LoopKey, users: Iterable[Op]) -> int:
         return sum(self.count[loop, user] for user in users)

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxpr_opt.analysis.liveness.across_peak import Turn, is_free, turn
-from jaxpr_opt.analysis.liveness.segmenting import Matrix, Step, Way, Ways, shortest
+from jaxpr_opt.analysis.liveness.segmenting import Matrix, SegmentStep, Way, Ways, shortest
 from jaxpr_opt.analysis.values.rounding import compares_rounded
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
@@ -169,7 +169,7 @@ class _Search:
 
     def _paths(
         self, ways: Ways, prices: list[float], most: float, next_: float, count: int
-    ) -> list[list[Step]]:
+    ) -> list[list[SegmentStep]]:
         """The best segments within each of so many bounds, each a part of the last."""
         bounds = [most * next_**power for power in range(count)]
         return list(shortest(ways, self.others, prices, bounds))
@@ -280,13 +280,13 @@ class _Search:
         seconds = np.array(self.again)[places]
         return Way(kept, held, inside, _rectangles(size, self._cells(places), size, seconds))
 
-    def _segments(self, path: list[Step]) -> Iterator[Segment]:
+    def _segments(self, path: list[SegmentStep]) -> Iterator[Segment]:
         """The segments of a way to the last cut, in order."""
         for step in path:
             yield Segment(self.cuts[step.start], self.cuts[step.stop], step.kept)
 
 
-def _seconds_first(path: list[Step]) -> tuple[float, float]:
+def _seconds_first(path: list[SegmentStep]) -> tuple[float, float]:
     return path[-1].seconds, path[-1].peak
 
 

@@ -35,7 +35,7 @@ Ways = Sequence[Sequence[Way]]
 """For each price, the ways to choose from."""
 
 
-class Step(NamedTuple):
+class SegmentStep(NamedTuple):
     """A segment on the way to a cut, and what that way takes so far."""
 
     start: int
@@ -50,7 +50,7 @@ def shortest(
     others: Matrix,
     prices: Sequence[float],
     bounds: Sequence[float],
-) -> Iterator[list[Step]]:
+) -> Iterator[list[SegmentStep]]:
     """The best way to the last cut for each price, and the ways it may choose from, and for each
     bound, where there is one.
     """
@@ -106,13 +106,13 @@ class _Table:
             self.seconds[priced, bounded, start] + self.by_seconds[priced, 0, way, start, stop]
         )
 
-    def path(self, price: int, bound: int) -> list[Step]:
+    def path(self, price: int, bound: int) -> list[SegmentStep]:
         """The segments of the best way to the last cut, in order."""
-        steps, stop = list[Step](), self.count - 1
+        steps, stop = list[SegmentStep](), self.count - 1
         while stop:
             at = price, bound, stop
             kept = self.ways[price][self.way[at]].kept
             figures = float(self.peak[at]), float(self.seconds[at])
-            steps.append(Step(int(self.start[at]), stop, kept, *figures))
+            steps.append(SegmentStep(int(self.start[at]), stop, kept, *figures))
             stop = int(self.start[at])
         return steps[::-1]

@@ -17,7 +17,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value
 
-Reader = tuple[Scan, Value]
+ShiftReader = tuple[Scan, Value]
 """A loop that reads a stack, and the row it reads in a step."""
 
 
@@ -35,7 +35,7 @@ def shifted(scan: Scan) -> Mapping[Value, tuple[Carry, Stack]]:
     }
 
 
-def readers_back(scan: Scan, stacked: Value) -> tuple[Reader, ...] | str:
+def readers_back(scan: Scan, stacked: Value) -> tuple[ShiftReader, ...] | str:
     """The loops that read a stack of `scan` row by row, from the last row to the first; a string
     says why there are others.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Split, routes
+from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, SplitAxis, routes
 from jaxpr_opt.analysis.values.constants import is_undefined
 from jaxpr_opt.analysis.values.step_numbers import Numbers, known_numbers, numbers_at, taken_at
 from jaxpr_opt.bridge import dtypes
@@ -62,7 +62,7 @@ def needed_rows(scan: Scan, stack: Stack) -> NeededRows | None:
     picked = _picked(stack.result, np.arange(scan.length)) if made is not None else ()
     ways = routes(stack.result, nests=True) if not picked else ()
     # Condition 4 of stack-needed-rows.
-    if any(isinstance(hop, Split) for way, _ in ways or () for hop in way):
+    if any(isinstance(hop, SplitAxis) for way, _ in ways or () for hop in way):
         return None
     found = [(way, row, *_read(way, row)) for way, row in ways or ()]
     # Condition 4 of stack-needed-rows.

@@ -46,7 +46,7 @@ class Division:
         return (0, *(int(n) for n in np.cumsum(self.lengths)))
 
 
-Phase = Mapping[Value, Known]
+KnownInPhase = Mapping[Value, Known]
 """What is known of the values of a loop's step in one piece of each round; others are what they
 are."""
 
@@ -57,7 +57,7 @@ class Phases:
 
     replay: Replay
     division: Division
-    known: Mapping[Scan, Sequence[Phase]]
+    known: Mapping[Scan, Sequence[KnownInPhase]]
     """Of each of the loops, what is known in each piece of a round."""
     seconds: float
     """Of computing what a piece does not need."""
@@ -142,7 +142,7 @@ def divided(
     choices = _of_loops(found) if choices is None else choices
     scan = found.scan
     residuals = {stack.result: stack.value for stack in found.stacks}
-    known: dict[Scan, list[Phase]] = {loop: [] for loop in choices}
+    known: dict[Scan, list[KnownInPhase]] = {loop: [] for loop in choices}
     seconds, nbytes = 0.0, 0
     for piece, length in enumerate(division.lengths):
         stacking = _phase(scan, _facts(choices[scan], division, piece))
@@ -185,7 +185,7 @@ def _facts(choices: Choices, division: Division, piece: int) -> dict[Value, bool
     return facts
 
 
-def _phase(scan: Scan, facts: Mapping[Value, bool | Splat]) -> Phase:
+def _phase(scan: Scan, facts: Mapping[Value, bool | Splat]) -> KnownInPhase:
     """The values of a step that its choices determine.  A product with zero is zero for cotangents
     only.
     """
@@ -203,7 +203,7 @@ def _phase(scan: Scan, facts: Mapping[Value, bool | Splat]) -> Phase:
     return found
 
 
-def _needed(scan: Scan, phase: Phase, outputs: Iterable[Value]) -> set[Value]:
+def _needed(scan: Scan, phase: KnownInPhase, outputs: Iterable[Value]) -> set[Value]:
     """The values of a step that some outputs are made of."""
     needed, pending = set[Value](), list(outputs)
     while pending:
@@ -221,13 +221,13 @@ def _needed(scan: Scan, phase: Phase, outputs: Iterable[Value]) -> set[Value]:
     return needed
 
 
-def _taken(cond: Cond, phase: Phase) -> int | None:
+def _taken(cond: Cond, phase: KnownInPhase) -> int | None:
     """The branch that a phase takes, if it is known."""
     selector = phase.get(cond.selector)
     return cond.taken(selector.value) if isinstance(selector, Splat) else None
 
 
-def _spared(scan: Scan, phase: Phase, needed: set[Value]) -> float:
+def _spared(scan: Scan, phase: KnownInPhase, needed: set[Value]) -> float:
     """Seconds of the ops of a step of which nothing is needed; of a branch that is known to be
     taken, of handing on what it gives.  In a loop that is one function, moving what is made takes
     no time.

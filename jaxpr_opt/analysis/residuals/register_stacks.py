@@ -21,7 +21,7 @@ from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, VECTOR, same_in_vectors
 
-Reader = tuple[Route, Value]
+RegisterReader = tuple[Route, Value]
 """The way to a loop that reads a stack, and the row that it reads in a step."""
 
 
@@ -126,7 +126,7 @@ def _is_alike(value: Value, axis: int) -> bool:
     return True
 
 
-def window_readers(stacked: Value) -> tuple[Reader, ...] | str:
+def window_readers(stacked: Value) -> tuple[RegisterReader, ...] | str:
     """The loops that can read windows instead of rows of a stack of a register; a string says why
     others cannot.
     """

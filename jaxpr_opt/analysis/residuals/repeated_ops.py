@@ -30,7 +30,7 @@ WINDOW_READS = frozenset({"dynamic_slice", "gather"})
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPrices:
     """What the prices of repeated ops depend on."""
 
     model: CostModel
@@ -55,10 +55,10 @@ class Step:
     """Whether such loops are functions, which compute some functions number by number."""
 
 
-def step_of(scan: Scan) -> Step:
+def step_of(scan: Scan) -> StepPrices:
     """The facts of a step on which the prices of its ops depend."""
     whole, fetched = restored(scan), _fetched(scan)
-    return Step(
+    return StepPrices(
         model=cost_model(),
         stacked=stacked_bytes(scan),
         restored=whole,
@@ -77,12 +77,12 @@ def stacked_bytes(scan: Scan) -> int:
     return sum(stack.result.nbytes for stack in scan.stacks)
 
 
-def _rounded_otherwise(step: Step, op: Op) -> float | None:
+def _rounded_otherwise(step: StepPrices, op: Op) -> float | None:
     # Condition 3 of narrow-residuals.
     return inf if op in step.unstable else None
 
 
-def _fused(step: Step, op: Op) -> float | None:
+def _fused(step: StepPrices, op: Op) -> float | None:
     """Basic arithmetic and movement: the reader computes it element by element."""
     # Condition 2 of narrow-residuals.
     if not is_arithmetic(op):
@@ -108,12 +108,12 @@ def _repeats_rows(value: Value, made: Value) -> bool:
     return value.size < made.size and value.shape[-1:] == made.shape[-1:]
 
 
-def _read_again(step: Step, op: Op) -> float | None:
+def _read_again(step: StepPrices, op: Op) -> float | None:
     count = step.windows.get(op)
     return None if count is None else step.model.read_windows(_made(op), count)
 
 
-def _attention(step: Step, op: Op) -> float | None:
+def _attention(step: StepPrices, op: Op) -> float | None:
     """Rows as long as a buffer: the reader multiplies with the buffer itself."""
     if op not in step.long_rows:
         return None
@@ -121,13 +121,13 @@ def _attention(step: Step, op: Op) -> float | None:
     return step.model.streamed(_made(op) + read)
 
 
-def _put_together(step: Step, op: Op) -> float | None:
+def _put_together(step: StepPrices, op: Op) -> float | None:
     """Arrays beside each other, and padding: each element is a choice of where it comes from."""
     # Condition 2 of narrow-residuals.
     return step.model.one_by_one(op.result) if op.name in PUT_TOGETHER else None
 
 
-def _by_itself(step: Step, op: Op) -> float | None:
+def _by_itself(step: StepPrices, op: Op) -> float | None:
     """Anything that is cheaper to compute than to load, where memory is far or has a price."""
     priced = step.model.byte > 0
     if step.skips or not (priced or step.model.is_far(step.stacked)):
@@ -139,7 +139,7 @@ def _by_itself(step: Step, op: Op) -> float | None:
     return step.model.repeated_apart(op, one_by_one=step.one_by_one)
 
 
-REPEATED: tuple[Callable[[Step, Op], float | None], ...] = (
+REPEATED: tuple[Callable[[StepPrices, Op], float | None], ...] = (
     _rounded_otherwise,
     _fused,
     _read_again,
@@ -150,7 +150,7 @@ REPEATED: tuple[Callable[[Step, Op], float | None], ...] = (
 """Kinds of ops: the seconds of computing one again, infinite for never; None for another kind."""
 
 
-def repeated_seconds(step: Step, op: Op) -> float:
+def repeated_seconds(step: StepPrices, op: Op) -> float:
     """The seconds that computing an op again takes; infinite if it may not, or should not, be."""
     answers = (kind(step, op) for kind in REPEATED)
     return next((seconds for seconds in answers if seconds is not None), inf)

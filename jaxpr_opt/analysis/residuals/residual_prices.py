@@ -20,7 +20,7 @@ from jaxpr_opt.analysis.residuals.cuts import (
     residuals,
 )
 from jaxpr_opt.analysis.residuals.networks import price
-from jaxpr_opt.analysis.residuals.repeated_ops import Step, repeated_seconds, step_of
+from jaxpr_opt.analysis.residuals.repeated_ops import StepPrices, repeated_seconds, step_of
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.nesting import runs
@@ -33,7 +33,7 @@ class ResidualPrices:
     can add.
     """
 
-    step: Step
+    step: StepPrices
     stored: Mapping[Value, int]
     """The bytes that a step stores for values that a supplier has."""
     present: Set[Value]

@@ -20,7 +20,7 @@ from jaxpr_opt.ir.graph import Op, Scan, Use, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class SplitAxis:
     """The leading axis is reshaped into `sizes`; `op` does it, so that another array can be
     split next to it.
     """
@@ -43,7 +43,7 @@ class Stacked:
     scan: Scan
 
 
-Hop = Split | Rows | Stacked
+Hop = SplitAxis | Rows | Stacked
 
 Route = tuple[Hop, ...]
 
@@ -104,4 +104,4 @@ def _hop(use: Use, row: tuple[int, ...], nests: bool) -> tuple[Hop, Value] | Non
     # Condition 1 of narrow-residuals, replay-steps.
     if lead < 1 or op.result.shape[lead:] != row:
         return None
-    return Split(op, op.result.shape[:lead]), op.result
+    return SplitAxis(op, op.result.shape[:lead]), op.result

@@ -7,7 +7,7 @@ from fractions import Fraction
 from math import prod
 
 from jaxpr_opt.analysis.values.affine import Affine
-from jaxpr_opt.analysis.values.induction import Nest, affine, in_nest
+from jaxpr_opt.analysis.values.induction import StepsOfNest, affine, in_nest
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.bridge.parameters import has_numbers, is_in_order
 from jaxpr_opt.cost import limits
@@ -65,7 +65,7 @@ def _rate(value: Value, scan: Scan) -> Fraction:
     return Fraction(0)
 
 
-def nest_of(scan: Scan, lengths: list[int]) -> Nest:
+def nest_of(scan: Scan, lengths: list[int]) -> StepsOfNest:
     """Loops of rows, planes, ... that the steps of a loop may be divided between."""
     strides = [*reversed(lengths), 1]
     sizes = [n // m for n, m in zip([scan.length, *strides], strides, strict=False)]
@@ -77,7 +77,7 @@ def _loop(length: int) -> Scan:
     return Scan("scan", (), (), params={"length": length, "reverse": False}, regions=[Region()])
 
 
-def starts_in(accesses: Iterable[Access], scan: Scan, nest: Nest) -> list[Affine] | None:
+def starts_in(accesses: Iterable[Access], scan: Scan, nest: StepsOfNest) -> list[Affine] | None:
     """The starts of windows along their axes if the loop were a nest; None if one would be unknown
     or out of range.
     """
@@ -86,7 +86,7 @@ def starts_in(accesses: Iterable[Access], scan: Scan, nest: Nest) -> list[Affine
     return known if len(known) == len(starts) else None
 
 
-def _start(access: Access, axis: int, scan: Scan, nest: Nest) -> Affine | None:
+def _start(access: Access, axis: int, scan: Scan, nest: StepsOfNest) -> Affine | None:
     extent = access.window[axis]
     if extent.start is not None:
         return extent.start

@@ -32,7 +32,7 @@ from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, LAYING, PICKING
 
 Fact = bool | frozenset[int]
 """What a truth value is, or the numbers of which an integer is one."""
-Facts = Mapping[Value, Fact]
+ChoiceFacts = Mapping[Value, Fact]
 
 _PASSING = {*RULES, *INDEXED_WRITES, *WRITES, BARRIER}
 """Ops that may make what an operand is, if it is known what others are."""
@@ -44,7 +44,7 @@ class Idle:
     them in the step.
     """
 
-    facts: Facts
+    facts: ChoiceFacts
     skip: Skip
 
 
@@ -76,10 +76,10 @@ class _Search:
         self._is_linear = carries_cotangents(scan)
         self.step = Assumable(scan.body, linear=self._is_linear)
 
-    def all(self) -> Iterator[Facts]:
+    def all(self) -> Iterator[ChoiceFacts]:
         """Facts of which each is needed, with one number of each integer."""
-        pending: list[Facts] = [{}]
-        found: list[Facts] = []
+        pending: list[ChoiceFacts] = [{}]
+        found: list[ChoiceFacts] = []
         seen: set[frozenset[tuple[Value, Fact]]] = set()
         while pending and len(seen) < limits.CHOICES_OF_A_STEP and not self.step.is_worn:
             facts = pending.pop()
@@ -95,14 +95,14 @@ class _Search:
             elif len(facts) < limits.FACTS_OF_A_SKIP:
                 pending += [{**facts, value: fact} for value, fact in reversed(choices)]
 
-    def joined(self, found: list[Facts]) -> Facts:
+    def joined(self, found: list[ChoiceFacts]) -> ChoiceFacts:
         """What is found first, with all numbers that are found beside, if any of them will do."""
         first = found[0]
         alike = [each for each in found if _truths(each) == _truths(first)]
         every = {value: _union(fact, value, alike) for value, fact in first.items()}
         return every if len(alike) > 1 and self._choices(every) is None else first
 
-    def _choices(self, facts: Facts) -> list[tuple[Value, Fact]] | None:
+    def _choices(self, facts: ChoiceFacts) -> list[tuple[Value, Fact]] | None:
         """What may be known, too, for one more carry to be kept; None if all are."""
         known = self.step.under(facts)
         asked = {v for value in facts for op in slice_of(self._scan, value) for v in inputs(op)}
@@ -172,7 +172,7 @@ class _Search:
         least, _, most = map(uniform, clamp.operands)
         return least is None or most is None or not least <= number <= most
 
-    def _least(self, facts: Facts) -> Facts:
+    def _least(self, facts: ChoiceFacts) -> ChoiceFacts:
         """As few of the facts as a step that does nothing needs."""
         for value in facts:
             others = {other: fact for other, fact in facts.items() if other is not value}
@@ -180,7 +180,7 @@ class _Search:
                 return self._least(others)
         return facts
 
-    def _is_told(self, facts: Facts) -> bool:
+    def _is_told(self, facts: ChoiceFacts) -> bool:
         """Whether it is known before the loop, or once, whether later steps do nothing."""
         if not facts or kind_of(self._scan, *facts) not in ("carried", "upfront"):
             return False
@@ -233,10 +233,10 @@ def _is_known(value: Value, fact: Fact) -> bool:
     return known is not None and not all(known[0] <= n <= known[1] != known[0] for n in fact)
 
 
-def _truths(facts: Facts) -> Facts:
+def _truths(facts: ChoiceFacts) -> ChoiceFacts:
     return {v: fact if isinstance(fact, bool) else frozenset() for v, fact in facts.items()}
 
 
-def _union(fact: Fact, value: Value, alike: list[Facts]) -> Fact:
+def _union(fact: Fact, value: Value, alike: list[ChoiceFacts]) -> Fact:
     numbers = [each[value] for each in alike]
     return fact if isinstance(fact, bool) else frozenset().union(*numbers)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from jaxpr_opt.ir.traits import are_pure, is_speculable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Nest:
+class LoopNest:
     """A scan that skips, and the scan that is its step."""
 
     skip: Skip
@@ -48,7 +48,7 @@ class OneLoop:
 
 
 @remembered
-def one_loop(outer: Scan, nest: Nest) -> OneLoop | str:
+def one_loop(outer: Scan, nest: LoopNest) -> OneLoop | str:
     """How a nest becomes one loop, or why it cannot. Remembered, for `refuse` and `rewrite`."""
     inner = nest.inner
     # Condition 5 of collapse-loops.
@@ -84,7 +84,7 @@ def one_loop(outer: Scan, nest: Nest) -> OneLoop | str:
 
 
 # Condition 1 of collapse-loops.
-def _paired_carries(nest: Nest) -> tuple[Carry, ...] | str:
+def _paired_carries(nest: LoopNest) -> tuple[Carry, ...] | str:
     """Condition 1: inner carries are the outer ones, in some order."""
     outer, inner, skip = nest.outer, nest.inner, nest.skip
     taken = Assumed(outer.body, {skip.predicate: skip.taken_when})
@@ -117,7 +117,7 @@ def _equal(init: Value, param: Value, taken: Assumed) -> bool:
 
 
 # Condition 2 of collapse-loops.
-def _inner_skip(nest: Nest, carries: Sequence[Carry]) -> tuple[Skip, bool] | str:
+def _inner_skip(nest: LoopNest, carries: Sequence[Carry]) -> tuple[Skip, bool] | str:
     """Condition 2: how the inner loop skips, and whether the outer predicate must be asked too."""
     skip = nest.skip
     if skip.predicate.shape != ():
@@ -142,13 +142,13 @@ def _inner_skip(nest: Nest, carries: Sequence[Carry]) -> tuple[Skip, bool] | str
 
 
 # Condition 2 of collapse-loops.
-def _implied(nest: Nest, inner: Skip) -> bool:
+def _implied(nest: LoopNest, inner: Skip) -> bool:
     """Whether the masks show that the inner predicate implies the outer one."""
     p, q = steps_mask(nest.skip), _inner_mask(nest, inner)
     return p is not None and q is not None and implies(q, p)
 
 
-def _inner_mask(nest: Nest, inner: Skip) -> Prefix | None:
+def _inner_mask(nest: LoopNest, inner: Skip) -> Prefix | None:
     """The inner predicate over both loops' rows: it reads rows of rows of an array that the
     outer loop reads.
     """
@@ -158,7 +158,7 @@ def _inner_mask(nest: Nest, inner: Skip) -> Prefix | None:
 
 
 def _stacks(
-    nest: Nest, inner: Skip, carries: Sequence[Carry]
+    nest: LoopNest, inner: Skip, carries: Sequence[Carry]
 ) -> tuple[Stack | tuple[Op, ...], ...] | str:
     """Conditions 3 and 4, stack by stack."""
     outer, skip = nest.outer, nest.skip

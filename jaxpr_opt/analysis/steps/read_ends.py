@@ -18,7 +18,7 @@ from jaxpr_opt.ir.traits import can_move
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Masked:
+class MaskedRows:
     """Rows of which only those are read that a mask chooses, where it is `case`."""
 
     mask: Value
@@ -28,7 +28,7 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picked:
+class PickedRows:
     """Rows of which only some are read, from places that an array of whole numbers says."""
 
     places: Value
@@ -38,7 +38,7 @@ class Picked:
     """How many rows are read at each place."""
 
 
-End = Masked | Picked
+End = MaskedRows | PickedRows
 
 
 def read_ends(scan: Scan, stack: Stack) -> tuple[End, ...] | None:
@@ -73,11 +73,11 @@ def _end(use: Use, axis: int, scan: Scan) -> End | None:
     if found is None or use.op.region is not scan.region:
         return None
     # Condition 3 of end-at-read-rows.
-    told = found.mask if isinstance(found, Masked) else found.places
+    told = found.mask if isinstance(found, MaskedRows) else found.places
     return found if made_before(told, scan) is not None else None
 
 
-def _masked(use: Use, axis: int) -> Masked | None:
+def _masked(use: Use, axis: int) -> MaskedRows | None:
     mask = use.op.operands[0]
     if use.position == 0 or mask.shape != use.op.result.shape:
         return None
@@ -86,10 +86,10 @@ def _masked(use: Use, axis: int) -> Masked | None:
         if inner is None:
             return None
         mask, axis = mask.op.operands[0], inner
-    return Masked(mask, axis, use.position - 1) if compares_whole_numbers(mask) else None
+    return MaskedRows(mask, axis, use.position - 1) if compares_whole_numbers(mask) else None
 
 
-def _picked(use: Use, axis: int) -> Picked | None:
+def _picked(use: Use, axis: int) -> PickedRows | None:
     op = use.op
     if use.position != 0 or op.name not in ("dynamic_slice", "gather"):
         return None
@@ -99,4 +99,4 @@ def _picked(use: Use, axis: int) -> Picked | None:
     is_told = size < op.operands[0].shape[axis] if is_slice else component is not None
     places = op.operands[where]
     # Condition 4 of end-at-read-rows.
-    return Picked(places, component, size) if is_told and places.dtype == np.int32 else None
+    return PickedRows(places, component, size) if is_told and places.dtype == np.int32 else None

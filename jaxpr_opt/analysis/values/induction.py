@@ -37,7 +37,7 @@ from jaxpr_opt.ir.dataflow import other_side
 from jaxpr_opt.ir.facts import memory, remembered
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value
 
-Nest = Mapping[Scan, int]
+StepsOfNest = Mapping[Scan, int]
 """Loops, the outermost first, and by how many steps of one loop that they may replace each of their
 steps goes on."""
 
@@ -60,7 +60,7 @@ def component(vector: Value, number: int) -> Affine | None:
     return _Search(vector).component(vector, number, 0)
 
 
-def in_nest(value: Value, number: int | None, scan: Scan, nest: Nest) -> Affine | None:
+def in_nest(value: Value, number: int | None, scan: Scan, nest: StepsOfNest) -> Affine | None:
     """The same of a value, or of a component of it, if `scan` were divided into a nest of loops."""
     search = _Search(value, {scan: nest})
     return search.affine(value, 0) if number is None else search.component(value, number, 0)
@@ -94,7 +94,7 @@ class _Search:
     def __init__(
         self,
         about: Value,
-        nest: Mapping[Scan, Nest] | None = None,
+        nest: Mapping[Scan, StepsOfNest] | None = None,
         after_first: Scan | None = None,
     ) -> None:
         self.nest = nest or {}
@@ -390,7 +390,7 @@ def _added(end: Value, start: Value) -> int | None:
     return None
 
 
-def _table(rows: Value, nest: Nest) -> Value | None:
+def _table(rows: Value, nest: StepsOfNest) -> Value | None:
     """The array with an axis for each loop of a nest that rows for all its steps are made of."""
     made, lengths = rows.op, tuple(loop.length for loop in nest)
     if made is None or made.name != "reshape" or not is_in_order(made):
@@ -399,7 +399,7 @@ def _table(rows: Value, nest: Nest) -> Value | None:
     return table if table.shape == (*lengths, *rows.shape[1:]) else None
 
 
-def _in_steps(table: Affine, nest: Nest) -> Affine:
+def _in_steps(table: Affine, nest: StepsOfNest) -> Affine:
     """The elements that a step of a nest reads of a table, whose first axes are the steps of its
     loops.
     """

@@ -55,7 +55,7 @@ def numbers_at(value: Value, scan: Scan) -> Numbers | None:
     return _Search(scan).rows(value, 0)
 
 
-Known = dict[Value, Numbers | None]
+FoundNumbers = dict[Value, Numbers | None]
 """What has been found out: what is made of two of the same values would be looked for twice."""
 
 
@@ -66,13 +66,13 @@ def known_numbers(value: Value) -> Numbers | None:
     return _known(value, 0, {})
 
 
-def _known(value: Value, depth: int, known: Known) -> Numbers | None:
+def _known(value: Value, depth: int, known: FoundNumbers) -> Numbers | None:
     if value not in known:
         known[value] = _of_array(value, depth + 1, known)
     return known[value]
 
 
-def _of_array(value: Value, depth: int, known: Known) -> Numbers | None:
+def _of_array(value: Value, depth: int, known: FoundNumbers) -> Numbers | None:
     if not is_sized(value.shape):
         return None
     number = uniform(value)
@@ -91,7 +91,7 @@ def _of_array(value: Value, depth: int, known: Known) -> Numbers | None:
     return _computed(op, [_as_many(v, value.size, depth, known) for v in op.operands])
 
 
-def _as_many(value: Value, size: int, depth: int, known: Known) -> Numbers | None:
+def _as_many(value: Value, size: int, depth: int, known: FoundNumbers) -> Numbers | None:
     """So many numbers, if that is how many a value has, or if it repeats one."""
     found = _known(value, depth, known)
     if found is None or len(found) == size:

@@ -46,7 +46,7 @@ class Rearrangement:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class History:
+class BufferHistory:
     """A carry that a step makes of itself by gathers that rearrange rows, and by one write."""
 
     carry: Carry
@@ -87,7 +87,7 @@ class History:
         return tuple(g for g in self.gathers if g.op in led)
 
 
-def history(scan: Scan, carry: Carry) -> History | str | None:
+def history(scan: Scan, carry: Carry) -> BufferHistory | str | None:
     """The history that a carry is; a string says why it is none; None if no step both rearranges
     and writes it.
     """
@@ -128,7 +128,7 @@ def history(scan: Scan, carry: Carry) -> History | str | None:
         # Condition 1 of trace-back-rows.
         if read.array not in before or not _is_of_row(read, axis, last):
             return f"a step reads other rows of {name} than the last one written"
-    return History(carry, ops, known, write, tuple(chain.reads), axis)
+    return BufferHistory(carry, ops, known, write, tuple(chain.reads), axis)
 
 
 def _row_axis(write: Access) -> int | None:

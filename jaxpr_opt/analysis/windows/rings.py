@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 
 from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.disjoint_pieces import is_one_by_one
-from jaxpr_opt.analysis.windows.row_sources import Piece, keeps_order, pieces
-from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, added
-from jaxpr_opt.analysis.windows.scatter_chains import Piece as Added
+from jaxpr_opt.analysis.windows.row_sources import SourceRows, keeps_order, pieces
+from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, Piece, added
 from jaxpr_opt.analysis.windows.window_primitives import (
     COMBINING,
     UPDATE,
@@ -45,11 +44,11 @@ MOVES = frozenset({"concatenate", "pad", "stack", "dynamic_update_slice", "scatt
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WrittenRows:
+class RingRows:
     """Rows of a version, from `start` on, that come from elsewhere."""
 
     start: int
-    source: Piece
+    source: SourceRows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,7 +59,7 @@ class Version:
     start: int
     """Where its first row is in a ring in which the carry's first row is at 0."""
     made_of: Value | None = None
-    rows: tuple[WrittenRows, ...] = ()
+    rows: tuple[RingRows, ...] = ()
     """What is written, at fixed places;"""
     op: Op | None = None
     """or the op that writes or adds rows at places from the data;"""
@@ -81,7 +80,7 @@ class TakenRows:
     """
 
     value: Value
-    source: Piece
+    source: SourceRows
 
 
 @dataclass(slots=True, eq=False)
@@ -247,7 +246,7 @@ def _sum(op: Op, found: Ring) -> Version | None:
 
 def _is_few_rows(link: Link, found: Ring) -> bool:
     """Whether what is added is whole rows at a fixed place, or windows of one row each."""
-    if not isinstance(link, Added):
+    if not isinstance(link, Piece):
         return False
     axis, shape, update = found.axis, found.carry.param.shape, link.update.shape
     if not link.starts:
@@ -270,7 +269,7 @@ def _joined(result: Value, found: Ring) -> Version | None:
         moved = (piece.start + found.versions[array].start - at - start) % found.held
         # Condition 1 of shift-in-place.
         if piece.array is not array or moved:
-            rows.append(WrittenRows(at, piece))
+            rows.append(RingRows(at, piece))
         at += piece.size
     return Version(result, start, array, tuple(rows))
 
@@ -308,7 +307,7 @@ def _parts(op: Op, found: Ring) -> list[TakenRows]:
     return parts
 
 
-def _source(value: Value, found: Ring) -> Piece | None:
+def _source(value: Value, found: Ring) -> SourceRows | None:
     """Where all rows of a part come from."""
     sources = pieces(value, found.axis)
     if len(sources) == 1:
@@ -321,7 +320,7 @@ def _source(value: Value, found: Ring) -> Piece | None:
         before = starts_of(op)[found.axis]
     else:
         return None
-    return Piece(op.operands[0], before, value.shape[found.axis])
+    return SourceRows(op.operands[0], before, value.shape[found.axis])
 
 
 def _reads_a_row(op: Op, found: Ring) -> bool:

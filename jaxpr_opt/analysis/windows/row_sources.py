@@ -20,7 +20,7 @@ from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Value
 
 
-class Piece(NamedTuple):
+class SourceRows(NamedTuple):
     """Rows `start` to ``start + size`` of an array, with all its other axes.
 
     The array may be without axes of one; then these are all of its elements. Or it is a number, and
@@ -32,41 +32,41 @@ class Piece(NamedTuple):
     size: int
 
 
-def pieces(array: Value, axis: int) -> tuple[Piece, ...]:
+def pieces(array: Value, axis: int) -> tuple[SourceRows, ...]:
     """The rows of other arrays that an array consists of, in order."""
-    joined: list[Piece] = []
-    for piece in _followed(Piece(array, 0, array.shape[axis]), axis):
+    joined: list[SourceRows] = []
+    for piece in _followed(SourceRows(array, 0, array.shape[axis]), axis):
         last = joined[-1] if joined else None
         if last and (last.array, last.start + last.size) == piece[:2]:
-            joined[-1] = Piece(last.array, last.start, last.size + piece.size)
+            joined[-1] = SourceRows(last.array, last.start, last.size + piece.size)
         else:
             joined.append(piece)
     return tuple(joined)
 
 
-def _followed(piece: Piece, axis: int) -> tuple[Piece, ...]:
+def _followed(piece: SourceRows, axis: int) -> tuple[SourceRows, ...]:
     return _rows(*piece, axis)
 
 
 @remembered
-def _rows(array: Value, start: int, size: int, axis: int) -> tuple[Piece, ...]:
-    return tuple(_sources(Piece(array, start, size), axis))
+def _rows(array: Value, start: int, size: int, axis: int) -> tuple[SourceRows, ...]:
+    return tuple(_sources(SourceRows(array, start, size), axis))
 
 
-def _sources(piece: Piece, axis: int) -> Iterator[Piece]:
+def _sources(piece: SourceRows, axis: int) -> Iterator[SourceRows]:
     array, start, size = piece
     op = array.op
     if op is None:
         yield piece
     elif (same := _same_shape(array)) is not None:
-        yield from _followed(Piece(same, start, size), axis)
+        yield from _followed(SourceRows(same, start, size), axis)
     elif op.name == "split" and dimension_of(op) == axis:
         before = sum(sizes_of(op)[: array.position])
-        yield from _followed(Piece(op.operands[0], before + start, size), axis)
+        yield from _followed(SourceRows(op.operands[0], before + start, size), axis)
     elif op.name == "concatenate" and dimension_of(op) == axis:
         first = 0
         for operand in op.operands:
-            rows = Piece(operand, 0, operand.shape[axis])
+            rows = SourceRows(operand, 0, operand.shape[axis])
             for each in _common(piece, rows, first):
                 yield from _followed(each, axis)
             first += rows.size
@@ -76,38 +76,38 @@ def _sources(piece: Piece, axis: int) -> Iterator[Piece]:
         shape = (*array.shape[:axis], 1, *array.shape[axis + 1 :])
         for operand in op.operands[start : start + size]:
             same = next((v for v in unshaped(operand) if v.shape == shape), None)
-            rows = Piece(operand if same is None else same, 0, 1)
+            rows = SourceRows(operand if same is None else same, 0, 1)
             yield from (rows,) if same is None else _followed(rows, axis)
     else:
         yield from _in_window(piece, axis)
 
 
-def _in_window(piece: Piece, axis: int) -> Iterator[Piece]:
+def _in_window(piece: SourceRows, axis: int) -> Iterator[SourceRows]:
     """Rows of what reads or writes whole rows at a fixed place."""
     known = access(piece.array.op) if piece.array.op is not None else None
     if known is None or (at := _start(known, axis)) is None:
         yield piece
     elif known.kind == "read" and _is_unmoved(known):
-        yield from _followed(Piece(known.array, at + piece.start, piece.size), axis)
+        yield from _followed(SourceRows(known.array, at + piece.start, piece.size), axis)
     elif known.kind == "write":
         yield from _written(piece, known, axis, at)
     else:
         yield piece
 
 
-def _written(piece: Piece, known: Access, axis: int, at: int) -> Iterator[Piece]:
+def _written(piece: SourceRows, known: Access, axis: int, at: int) -> Iterator[SourceRows]:
     """The rows of an array that an op has written others to."""
     rows, end = known.sizes[axis], at + known.sizes[axis]
-    for each in _common(piece, Piece(known.array, 0, at), 0):
+    for each in _common(piece, SourceRows(known.array, 0, at), 0):
         yield from _followed(each, axis)
-    for each in _common(piece, Piece(known.value, 0, rows), at):
+    for each in _common(piece, SourceRows(known.value, 0, rows), at):
         if _is_unmoved(known):
             yield from _followed(each, axis)
         elif each.size == rows and _is_in_order(known):
             yield each
         else:
-            yield Piece(piece.array, at + each.start, each.size)
-    for each in _common(piece, Piece(known.array, end, piece.array.shape[axis] - end), end):
+            yield SourceRows(piece.array, at + each.start, each.size)
+    for each in _common(piece, SourceRows(known.array, end, piece.array.shape[axis] - end), end):
         yield from _followed(each, axis)
 
 
@@ -118,12 +118,12 @@ def _pads_rows(op: Op, axis: int) -> bool:
     return all(not any(each) for d, each in enumerate(config) if d != axis) and not config[axis][2]
 
 
-def _padded(piece: Piece, op: Op, axis: int) -> Iterator[Piece]:
+def _padded(piece: SourceRows, op: Op, axis: int) -> Iterator[SourceRows]:
     """The rows of an array between rows of one number."""
     (array, number), (low, high, _) = op.operands, padding_of(op)[axis]
-    kept = Piece(array, max(-low, 0), array.shape[axis] + min(low, 0) + min(high, 0))
-    behind = Piece(number, 0, max(high, 0))
-    for each in _common(piece, Piece(number, 0, max(low, 0)), 0):
+    kept = SourceRows(array, max(-low, 0), array.shape[axis] + min(low, 0) + min(high, 0))
+    behind = SourceRows(number, 0, max(high, 0))
+    for each in _common(piece, SourceRows(number, 0, max(low, 0)), 0):
         yield each._replace(start=0)
     for each in _common(piece, kept, max(low, 0)):
         yield from _followed(each, axis)
@@ -131,12 +131,12 @@ def _padded(piece: Piece, op: Op, axis: int) -> Iterator[Piece]:
         yield each._replace(start=0)
 
 
-def _common(wanted: Piece, there: Piece, first: int) -> Iterator[Piece]:
+def _common(wanted: SourceRows, there: SourceRows, first: int) -> Iterator[SourceRows]:
     """The rows of `wanted` that `there` holds, which are at `first`."""
     low = max(wanted.start, first)
     high = min(wanted.start + wanted.size, first + there.size)
     if low < high:
-        yield Piece(there.array, there.start + low - first, high - low)
+        yield SourceRows(there.array, there.start + low - first, high - low)
 
 
 def _start(known: Access, axis: int) -> int | None:

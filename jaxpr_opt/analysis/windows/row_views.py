@@ -81,7 +81,7 @@ class StepRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlaceInArray:
     """Which rows of an array a loop stacks, and what else is in it."""
 
     rows: StepRows
@@ -98,7 +98,7 @@ class Place:
         users = self.rows.array.users
         return any(user.is_terminator and user.parent is None for user in users)
 
-    def after(self, op: Op, position: int) -> Place | None:
+    def after(self, op: Op, position: int) -> PlaceInArray | None:
         """The same rows in what an op makes of the array."""
         rows, path, made = self.rows, (*self.path, op), op.results[0]
         axis = rows.axis
@@ -120,13 +120,13 @@ class Place:
             order = tuple(range(len(made.shape)))
             parts = zip(op.operands, firsts, strict=True)
             others = ((v, n, order) for k, (v, n) in enumerate(parts) if k != position)
-            return Place(rows, None, tuple(others), path)
+            return PlaceInArray(rows, None, tuple(others), path)
         # Condition 2 of scan-in-place.
         if op.name == "dynamic_update_slice" and position == 1:
             first = _first_row(op, axis)
             if first is not None:
                 rows = replace(rows, array=made, offset=rows.offset + first)
-                return Place(rows, op.operands[0], (), path)
+                return PlaceInArray(rows, op.operands[0], (), path)
         return None
 
 
@@ -204,11 +204,11 @@ def _is_transposed(op: Op) -> bool:
     return False
 
 
-def place_of_stack(stack: Stack, scan: Scan) -> Place | None:
+def place_of_stack(stack: Stack, scan: Scan) -> PlaceInArray | None:
     """The larger array that a stack becomes a part of, or is moved to, and which rows of it (2)."""
     if not _is_noticed(stack.result):
         return None
-    place = Place(StepRows(stack.result))
+    place = PlaceInArray(StepRows(stack.result))
     # Condition 2 of scan-in-place.
     while len(uses := place.rows.array.uses) == 1:
         ((op, position),) = uses
@@ -223,7 +223,7 @@ def _is_beside(op: Op, scan: Scan) -> bool:
     return op.region is scan.region and not op.is_terminator
 
 
-def _is_less(place: Place, stack: Stack, scan: Scan) -> bool:
+def _is_less(place: PlaceInArray, stack: Stack, scan: Scan) -> bool:
     """Whether the array, in the place of the stack, takes little more while the loop runs than the
     stack, and its rows are close to each other.
     """

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.values.affine import Affine
-from jaxpr_opt.analysis.windows.row_sources import Piece, pieces, unshaped
+from jaxpr_opt.analysis.windows.row_sources import SourceRows, pieces, unshaped
 from jaxpr_opt.ir.graph import Carry, Scan, Value, is_sized
 
 
@@ -86,7 +86,7 @@ def _shifts(scan: Scan, carry: Carry) -> Iterator[Register]:
                 yield Register(scan, carry, axis, size, climbs, entering)
 
 
-def _alone(entering: tuple[Piece, ...], scan: Scan, size: int) -> tuple[Value, ...]:
+def _alone(entering: tuple[SourceRows, ...], scan: Scan, size: int) -> tuple[Value, ...]:
     """The one value of a step, of that size, that enters, with and without axes of one."""
     arrays = [piece.array for piece in entering]
     if len(arrays) > 1 or arrays[0].size != size:
