@@ -18,7 +18,7 @@ class Optimized(Protocol[P, R_co]):
     """An optimised function: jitted, with the signature of the function it was made from."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """What the function returns."""
+        """The value that the function returns."""
         ...
 
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Lowered:

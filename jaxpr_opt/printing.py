@@ -13,7 +13,7 @@ _MANY_NAMES = re.compile(rf"({_NAME}, {_NAME})((?:, {_NAME}){{2,}})")
 
 
 def plain(renderable: RenderableType, width: int = 80) -> str:
-    """What rich would show, as text for a log: no colours, no trailing blanks."""
+    """The text that rich would show, for a log: no colours, no trailing blanks."""
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, highlight=False)
     console.print(renderable, crop=False)

@@ -169,7 +169,8 @@ def _check_width(dtype: Any, spec: str) -> None:
 
 
 def load_arguments(reference: str) -> Arguments:
-    """What the function `reference` names returns: a tuple of arguments, or `(args, kwargs)`.
+    """The value that the function `reference` names returns: a tuple of arguments, or `(args,
+    kwargs)`.
 
     Arrays in it become types; see `arguments_of`.
     """
@@ -198,7 +199,7 @@ def arguments_of(make: Callable[..., Any], name: str, *given: Any) -> Arguments:
 
 
 def _abstractly(make: Callable[..., Any], given: Sequence[Any]) -> Any:
-    """What `make` returns, with types for arrays."""
+    """The value that `make` returns, with types for arrays."""
     kept: list[Any] = []
 
     def arrays() -> list[Any]:

@@ -53,8 +53,8 @@ def with_reverse_mode(jaxpr: ClosedJaxpr, pipeline: Any = None) -> ClosedJaxpr:
 
 
 def differentiated(how: Callable[[Function], T], fun: Function) -> T:
-    """What `how` makes of a function that it differentiates backwards.  If JAX lacks the gradient
-    of a loop in it, that of `jaxpr_opt.optimize` is used.
+    """The derivative that `how` makes of a function, backwards. If JAX lacks the gradient of a loop
+    in it, that of `jaxpr_opt.optimize` is used.
     """
     try:
         return how(fun)

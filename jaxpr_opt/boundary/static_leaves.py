@@ -197,8 +197,8 @@ class WithStatics:
         return lambda: self._program(call, shardings)(*arrays).whole()
 
     def stage(self, how: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the method `how` of a jitted function, ``trace``, ``lower`` or ``eval_shape``, gives
-        for these arguments; None if all of their leaves are arrays.
+        """The result of the method `how` of a jitted function, ``trace``, ``lower`` or
+        ``eval_shape``, for these arguments; None if all of their leaves are arrays.
         """
         taken = guard.attempt(lambda: self._taken(args, kwargs), lambda: None)
         if taken is None:

@@ -57,7 +57,7 @@ def _translate(jaxpr: ClosedJaxpr) -> None:
 
 
 def _transformed(x: jax.Array) -> Any:
-    """What the rules of the boundary make of the program, and what JAX makes of that."""
+    """The program's results, under the rules of the boundary and JAX's transformations."""
 
     def fun(x: jax.Array) -> jax.Array:
         (result,) = rules.call(_traced(x), Pipeline(()), "trial", [x])

@@ -146,7 +146,7 @@ def _dead() -> None:
 
 
 def jitted(wrapped: Wrapped, options: dict[str, Any]) -> Any:
-    """What `jax.jit` makes of it, but for calls with leaves that are not arrays."""
+    """The function as `jax.jit` compiles it, but for calls with leaves that are not arrays."""
 
     def make() -> tuple[Any, WithStatics]:
         plain = compiling.jit(wrapped, **options)

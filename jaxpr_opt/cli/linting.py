@@ -77,7 +77,7 @@ def rule(options: argparse.Namespace, console: Console) -> int:
 
 
 def findings(name: str, function: Callable[..., Any], arguments: Arguments) -> tuple[Finding, ...]:
-    """What `jaxpr-opt lint` says of one function, by the settings of the project."""
+    """The findings of `jaxpr-opt lint` in one function, by the settings of the project."""
     project = config.load(config.find(Path.cwd()))
     target = Target(name=name, function=function, given=lambda: arguments)
     (checked,) = Run(project, project.chosen(None, ()), stops=True).result([target]).targets
@@ -145,7 +145,7 @@ def _update(result: Result, path: Path | None) -> int:
 
 
 def _file(written: str) -> tuple[Callable[[Result], str], Path]:
-    """What `--write` names: how to write, and where."""
+    """The format and the path that `--write` names."""
     name, equals, path = written.partition("=")
     writers = {"text": lambda result: plain(text.render(result)), **formats.WRITERS}
     if not (equals and path and name in writers):

@@ -104,7 +104,7 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may look like."""
+    """The parser of the command line."""
     parser = _Parser(
         prog="jaxpr-opt",
         description="Analyse, lint and optimise JAX programs.",

@@ -46,7 +46,7 @@ def _is_target(word: str) -> bool:
 
 
 def unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """What is wrong with words that a command does not know, and what they may have been."""
+    """The error about a word that a command does not know, with what it may have been."""
     for word in words:
         if word.startswith("-"):
             name = word.partition("=")[0]
@@ -59,7 +59,7 @@ _CHOICE = re.compile(r"(argument [^:]+): invalid choice: '?([^' ]+)'? \(choose f
 
 
 def clearer(message: str) -> str:
-    """What `argparse` says, and which word was meant if it does not know one."""
+    """The message of `argparse`, with the word that was meant if it does not know one."""
     match = _CHOICE.fullmatch(message)
     if match is None:
         return message

@@ -204,7 +204,7 @@ class Donating:
     # -- first calls -----------------------------------------------------------------------------
 
     def _decided(self, args: Any, kwargs: Any, *rest: Any) -> Variant | None:
-        """What `_prepare` decides; None where that fails, but not where the function does."""
+        """The decision of `_prepare`; None where that fails, but not where the function does."""
 
         def traced() -> Variant | None:
             self._inlined.trace(*args, **kwargs)

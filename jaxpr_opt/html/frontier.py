@@ -16,7 +16,7 @@ ROOM = 15
 
 
 def page(frontier: Frontier) -> str:
-    """What memory budgets buy, as a self-contained HTML page."""
+    """The choices of memory budgets, as a self-contained HTML page."""
     return document(
         f"{frontier.name}: memory budgets",
         element(

@@ -55,7 +55,7 @@ def of_findings(findings: Iterable[Finding]) -> Iterator[Note]:
 
 
 def section(findings: Sequence[Note]) -> Markup | None:
-    """What was found, the worst first, with links to the lines."""
+    """The findings, the worst first, with links to the lines."""
     if not findings:
         return None
     shown, rest = (

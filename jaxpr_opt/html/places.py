@@ -18,12 +18,12 @@ def short(file: str) -> str:
 
 
 def key(frame: Frame | None) -> str:
-    """What identifies the line: `data-at` of everything that comes from it; empty for nowhere."""
+    """The key of the line: `data-at` of everything that comes from it; empty for nowhere."""
     return "" if frame is None else f"{short(frame[0])}:{frame[1]}"
 
 
 def name(frame: Frame) -> str:
-    """What the line is called where there is little room: without its folders."""
+    """The name of the line where there is little room: without its folders."""
     return f"{Path(frame[0]).name}:{frame[1]}"
 
 

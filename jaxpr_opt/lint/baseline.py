@@ -40,7 +40,7 @@ class Baseline:
     """The file."""
 
     def of(self, target: str, root: Path) -> Earlier:
-        """What is known of one target."""
+        """The baseline of one target."""
         return Earlier(self.source, root, self.parts.get(target, {}))
 
     def new(self, findings: Iterable[Finding], root: Path) -> Iterator[tuple[Finding, bool]]:
@@ -62,7 +62,7 @@ def described(finding: Finding, root: Path) -> dict[str, Any]:
 
 
 def key(target: str, record: Mapping[str, Any]) -> Key:
-    """What makes a finding the one it was."""
+    """The key by which a finding is known again."""
     return (target, *(record.get(name) for name in KEYS))
 
 
@@ -105,7 +105,7 @@ def _read_parts(parts: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, d
 
 
 def parts_of(checked: Checked, root: Path) -> dict[str, Any]:
-    """What the figures of a target are made of, for machines."""
+    """The parts of the figures of a target, for machines."""
     return {name: [part.to_dict(root) for part in each] for name, each in checked.parts.items()}
 
 
@@ -124,7 +124,7 @@ def written(result: Result) -> str:
 
 
 def _all(checked: Checked) -> list[Finding]:
-    """What a target's run found, now or before."""
+    """All findings of a target's run, now or before."""
     known = (each.finding for each in checked.suppressed if each.how == "baseline")
     return [*checked.findings, *known]
 

@@ -20,7 +20,7 @@ from jaxpr_opt.targets import Arguments
 def traceable(
     fun: Callable[..., Any], arguments: Arguments, mode: Mode, argnums: int | tuple[int, ...]
 ) -> tuple[Callable[..., Any], Arguments]:
-    """What to trace, and with what.
+    """The function to trace, and its arguments.
 
     Of a function that is not jitted, arguments JAX cannot trace are taken as they are, and such
     results are left out.

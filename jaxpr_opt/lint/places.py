@@ -29,7 +29,7 @@ class Costly:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What a finding tells of it besides words."""
+        """The facts of a finding besides its words."""
         return {
             "frame": self.frame,
             "shape": self.size.shape,

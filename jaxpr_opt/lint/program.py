@@ -46,7 +46,7 @@ class ProgramTarget(Target):
         return self.begins
 
     def subject(self, defaults: Options) -> Subject:
-        """What rules look at."""
+        """The program that rules look at."""
         options = Options(**{**fields_of(defaults), **self.settings})
         about = Subject(self.name, self.function, (), {}, "as-is", options, place=self.begins)
         about.graph = self.graph()

@@ -133,7 +133,7 @@ class Result:
 
 
 def badness(finding: Finding) -> tuple[int, int, str, Any]:
-    """What findings are sorted by: worst first, then the largest."""
+    """The key by which findings are sorted: worst first, then the largest."""
     order = SEVERITIES.index(finding.severity)
     return order, -(finding.bytes or 0), finding.code, finding.frame or ("", 0, "")
 
@@ -146,7 +146,7 @@ def grown(subject: Subject) -> GrowthReport | None:
 
 
 def how_looked_at(subject: Subject, mode: Mode) -> str:
-    """What was looked at, in words; empty where the user said it."""
+    """How the function was looked at, in words; empty where the user said it."""
     if mode == "auto" and subject.mode == "gradient":
         return "as a loss"
     return "" if subject.has_gradient else NO_GRADIENT

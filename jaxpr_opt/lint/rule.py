@@ -88,7 +88,7 @@ class Rule(ABC):
         """Everything the rule finds in a program."""
 
     def explain(self, subject: Subject) -> Iterator[Finding]:
-        """What the rule has to say of a function that could not be traced: see its `failure`."""
+        """The findings of the rule in a function that could not be traced: see its `failure`."""
         del subject
         yield from ()
 
@@ -202,7 +202,7 @@ def passages(title: str, text: str) -> Iterator[tuple[bool, str]]:
 
 
 def summary(rule: Rule) -> str:
-    """What a rule finds: the first sentence of its documentation."""
+    """The first sentence of the rule's documentation."""
     paragraph = " ".join(documentation(rule)["What"].partition("\n\n")[0].split())
     return capitalised(re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph)[0])
 

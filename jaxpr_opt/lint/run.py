@@ -70,7 +70,7 @@ def defaults() -> tuple[Rule, ...]:
 
 
 def check(about: Subject, chosen: Collection[Rule]) -> tuple[Finding, ...]:
-    """What these rules find, each thing once and by the rule that says most, worst first.
+    """The findings of these rules, each thing once and by the rule that says most, worst first.
 
     What is about no line is where the function is defined.
 
@@ -92,12 +92,14 @@ def check(about: Subject, chosen: Collection[Rule]) -> tuple[Finding, ...]:
 
 
 def _explained(about: Subject, chosen: Collection[Rule]) -> list[Finding]:
-    """What rules say of a function that could not be traced; none if that is not theirs to say."""
+    """The findings of rules in a function that could not be traced; none if that is not theirs to
+    say.
+    """
     return [finding for rule in chosen for finding in rule.explain(about)]
 
 
 def _guarded(rule: Rule, about: Subject) -> Iterator[Finding]:
-    """What one rule finds; should it fail, an error with its name."""
+    """The findings of one rule; should it fail, an error with its name."""
     try:
         yield from rule.check(about)
     except TargetError:

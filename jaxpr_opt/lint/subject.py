@@ -92,7 +92,7 @@ class Subject:
 
     @cached_property
     def failure(self) -> BaseException | None:
-        """What tracing the function raised; None if there is a program."""
+        """The exception that tracing the function raised; None if there is a program."""
         try:
             _ = self.graph
         except (Exception, SystemExit) as error:  # noqa: BLE001 -- users' code raises what it likes
@@ -105,18 +105,20 @@ class Subject:
 
     @property
     def optimized(self) -> Graph:
-        """What `optimize` would make of the program."""
+        """The program that `optimize` would make of this one."""
         return self._improved[0]
 
     @cached_property
     def report(self) -> Account:
-        """What each pass of `optimize` would do and would not do to the program, where."""
+        """The report of what each pass of `optimize` would do and would not do to the program,
+        where.
+        """
         journal = self._improved[1]
         return Account(accounts([journal]), tuple(message for _, message in journal.failures))
 
     @cached_property
     def saved(self) -> tuple[Saved, ...]:
-        """What the backward half of the program keeps of the forward half."""
+        """The values that the backward half of the program keeps of the forward half."""
         return saved(self.graph)
 
     @cached_property

@@ -139,7 +139,9 @@ def _account(records: Sequence[PassRecord], saved: Savings) -> PassReport:
 
 
 def _saved(journals: Sequence[Journal], cleanups: set[str]) -> dict[str, Savings]:
-    """What each pass saved: tidying up is credited to the pass that left something behind."""
+    """The bytes that each pass saved: tidying up is credited to the pass that left something
+    behind.
+    """
     total: dict[str, Savings] = {}
     for journal in journals:
         credited = ""

@@ -117,7 +117,7 @@ def paired(
 
 
 def _gaps(ops: Sequence[Op], known: Container[Op]) -> list[list[Op]]:
-    """What is before, between and after the ops that are known."""
+    """The ops before, between and after those that are known."""
     gaps: list[list[Op]] = [[]]
     for op in ops:
         if op in known:

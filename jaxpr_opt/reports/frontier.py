@@ -135,7 +135,7 @@ class Frontier:
 
 
 def _repeated_lines(point: Point) -> Iterator[str]:
-    """What a program computes again, line by line of the source."""
+    """The lines of the source that a program computes again."""
     if not point.repeated:
         yield "nothing"
     for each in dict.fromkeys(point.repeated):
@@ -174,7 +174,7 @@ def budget(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Frontier:
 
 
 def of_graph(graph: Graph, name: str) -> Frontier:
-    """What memory budgets buy for a program; the graph stays."""
+    """The choices of memory budgets for a program; the graph stays."""
     with collect_plans() as plans:
         observe.improved(graph, registry.resolve(memory="minimal"))
     return Frontier(name, tuple(_points(plans[-1])), graph.has_gradient)

@@ -162,7 +162,7 @@ def _indented(text: str) -> RenderableType:
 
 
 def advice(graph: Graph) -> Donation:
-    """What donation could do that a caller may want.
+    """The donations that a caller may want.
 
     A gradient has the shape of its parameters and is no next version of them: they are needed to
     make that.

@@ -108,7 +108,7 @@ def _place(frame: Frame | None) -> dict[str, Any]:
 
 
 def key(value: Value) -> Key:
-    """What distinguishes a value from others."""
+    """The key that distinguishes a value from others."""
     return Key(_called(value), frame_of(value), type_text(value.aval))
 
 
@@ -141,7 +141,7 @@ def _owner(value: Value) -> Any:
 
 
 def argument_names(graph: Graph) -> dict[Value, str]:
-    """What the arguments are called, as in `params['w']`; cotangents are none."""
+    """The names of the arguments, as `params['w']`; cotangents have none."""
     names = getattr(graph.debug_info, "arg_names", None) or [value.name for value in graph.inputs]
     return {
         value: str(name or "argument")
@@ -175,7 +175,7 @@ class Optimized:
 def compared(
     before: Graph, facts: Sequence[Saved], after: Graph, passes: Mapping[Key, tuple[str, ...]]
 ) -> tuple[tuple[Residual, ...], tuple[Residual, ...]]:
-    """What a program keeps, and what the optimised one keeps that it does not."""
+    """The values that a program keeps, and those that only the optimised one keeps."""
     left = saved(after)
     kept = rows(facts, argument_names(before), Optimized(bytes_by_key(left), passes))
     known = {key(fact.made) for fact in facts}

@@ -40,7 +40,8 @@ class ArgnumsError(ValueError):
 def residuals(
     fun: Callable[..., Any], *args: Any, argnums: int | Sequence[int] | None = None, **kwargs: Any
 ) -> Residuals:
-    """What the gradient of ``fun(*args, **kwargs)`` keeps, and what `optimize` would leave of it.
+    """The values that the gradient of ``fun(*args, **kwargs)`` keeps, and those that `optimize`
+    would leave of them.
 
     Args:
       fun: the function to differentiate, whatever it returns.  A function that computes a gradient

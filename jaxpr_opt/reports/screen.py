@@ -98,7 +98,7 @@ def _counted(lines: Sequence[DiffLine]) -> Iterator[DiffLine]:
 
 
 def _without_names(lines: Iterable[DiffLine], names: set[str]) -> Hashable:
-    """What lines say, whatever values are called."""
+    """The lines with numbers for the names of values."""
     numbers: dict[str, str] = {}
 
     def number(match: re.Match[str]) -> str:

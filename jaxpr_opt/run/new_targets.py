@@ -51,7 +51,7 @@ def _script(written: str) -> str:
 
 
 def _named(programs: Sequence[str], written: str, project: Config) -> dict[str, str]:
-    """What each program is to be called as a target: as the function, or with the script's name."""
+    """The name of each program as a target: that of the function, or with the script's name."""
     stem = Path(_script(written).rpartition(" ")[2]).stem
     named: dict[str, str] = {}
     for program in programs:
@@ -68,7 +68,7 @@ def _key(program: str) -> str:
 
 
 def _budgets(checked: Checked) -> list[str]:
-    """What was measured, as limits."""
+    """The measured figures as limits."""
     limits = {"max-peak-bytes": checked.figures.get("peak_bytes", 0)}
     if checked.how != NO_GRADIENT:
         limits["max-residual-bytes"] = checked.figures.get("residual_bytes", 0)

@@ -95,7 +95,7 @@ def _cells(titles: Sequence[str], cells: Sequence[str]) -> Iterator[Markup]:
 
 
 def _findings(each: Summary, file: str) -> Markup | None:
-    """What was found in a program, with a link to its page, where the lines are."""
+    """The findings in a program, with a link to its page, where the lines are."""
     if not (found := findings([each])):
         return None
     noted = [

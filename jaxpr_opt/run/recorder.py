@@ -118,7 +118,9 @@ class Recorder:
 
 
 def called(name: str, place: Frame | None, jaxpr: Any) -> str:
-    """What people call a program: a function that JAX made of the user's is called as that."""
+    """The name of a program as people know it: a function that JAX made of the user's has the name
+    of that.
+    """
     library = compat_source.library_function(jaxpr)
     is_jaxs = library is not None and is_machinery(library[0]) and name.startswith("_")
     unnamed = is_jaxs or name == "<unnamed function>"

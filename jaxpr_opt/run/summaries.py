@@ -57,7 +57,7 @@ class Summary:
 
     @property
     def kept_bytes(self) -> int | None:
-        """What its gradient keeps; None where it computes none."""
+        """The bytes that its gradient keeps; None where it computes none."""
         kept = self.checked.figures.get("residual_bytes")
         return None if self.checked.how == NO_GRADIENT else kept
 

@@ -104,7 +104,7 @@ def table(sheet: Sheet) -> Table:
 
 
 def findings(found: Iterable[Summary]) -> list[Finding]:
-    """What lint finds in them, but for notes."""
+    """The findings of lint in them, but for notes."""
     return [f for each in found for f in each.checked.findings if f.severity != "note"]
 
 

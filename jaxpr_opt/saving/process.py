@@ -80,7 +80,7 @@ def programs(written: str, stop_after: int | None, root: Path, is_heard: bool) -
 
 
 def _last(ended: Any) -> str:
-    """What a process said last, if it was not heard."""
+    """The last line that a process wrote to its unheard errors, to end a message; or nothing."""
     lines = (ended.stderr or "").strip().splitlines()
     said = [line for line in lines if not line.startswith(("jaxpr-opt", "-", "For simplicity"))]
     return f": {said[-1]}" if said else ""

@@ -165,7 +165,9 @@ def assert_growth(
 
 
 def _faster(trend: Trend, terms: Sequence[Term]) -> Iterator[str]:
-    """What grows too fast, line by line; what has no line only where no line has a part in it."""
+    """The lines where something grows too fast; what has no line only where no line has a part in
+    it.
+    """
     label, write = LABELS[trend.measure]
     lines: list[tuple[Frame | None, Sequence[Term]]] = [*by_line(terms).items()]
     if terms and not lines:

@@ -124,7 +124,9 @@ def _location(frame: Frame, result: Result) -> dict[str, Any]:
 
 
 def _stable(finding: Finding, result: Result) -> str:
-    """What stays the same when lines move, so that a finding that was there is not new."""
+    """The part of a finding that stays the same when lines move, so that one that was there is not
+    new.
+    """
     return repr(key(finding.target, described(finding, result.root)))
 
 

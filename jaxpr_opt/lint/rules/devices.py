@@ -66,7 +66,7 @@ class DeviceMemory(Rule):
 
 
 def _fix(subject: Subject, room: int) -> str:
-    """What would make it fit, and what that costs."""
+    """How to make it fit, and at what cost."""
     if room <= 0:
         return "arguments and results alone do not fit: smaller ones, or more devices"
     today, *others = of_graph(subject.graph, subject.name).points

@@ -150,7 +150,7 @@ def _findings(
 
 
 def _fix(subject: Subject, trend: Trend, limit: Limit) -> str:
-    """What to do: what `optimize` makes of the program, or what else to write."""
+    """How to mend it: by `optimize`, or by other code."""
     assert subject.scaling is not None
     name, label = subject.scaling.name, LABELS[trend.measure][0]
     at = {size: subject.at(size).optimized for size in subject.scaling.sizes}

@@ -51,7 +51,7 @@ class Excess:
 
 
 def excess(subject: Subject, *why: Why) -> Iterator[Excess]:
-    """What is stored for one of these reasons, where it is large enough for a finding."""
+    """The residuals that are stored for one of these reasons and are large enough for a finding."""
     groups: dict[Key, list[Saved]] = {}
     names = argument_names(subject.graph)
     for fact in subject.saved:

@@ -139,7 +139,7 @@ def _steps(scan: Scan) -> int:
 
 
 def _idle(scan: Scan) -> Size:
-    """What the steps of a scan make, whether or not they are skipped.
+    """The bytes that the steps of a scan make, whether or not they are skipped.
 
     A step that stores what it starts from, as one under a checkpoint does, stores the least it can.
     """
