@@ -15,7 +15,8 @@ one in groups, with a part of the kernel for each row. Sound, up to rounding, wh
 1. a factor is the same for all rows of a batch axis of the product; or a kernel consists of copies,
    one for each group of features (`jaxpr_opt.analysis.windows.repeated`);
 2. products are as precise in any shape: a GPU or TPU may multiply matrices of float32 with fewer
-   bits, but not vectors.
+   bits, but not vectors;
+3. neither types nor the op say which device holds which rows.
 
 Cost: a matrix product instead of one for each row, and no copies. It fires where reading these
 takes longer than starting such a product. More rows of a batch never take a convolution longer than
@@ -30,11 +31,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.repeated import copies, is_repeated
-from jaxpr_opt.bridge.parameters import groups_of, numbers_of
+from jaxpr_opt.bridge.parameters import groups_of, is_resharded, numbers_of
 from jaxpr_opt.builders.shared_factors import product_of_shared
 from jaxpr_opt.builders.shared_kernels import convolution_of_shared
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
@@ -78,6 +80,8 @@ class ShareBatchedFactors(Pass[SharedFactor | SharedKernel]):
 
     def find(self, op: Op) -> Iterator[SharedFactor | SharedKernel]:
         if not all(is_sized(v.shape) for v in op.operands):
+            return
+        if is_resharded(op) or any(map(is_sharded, op.operands)):  # (3)
             return
         if op.name == "conv_general_dilated":
             kernel, (in_features, _) = op.operands[1], groups_of(op)

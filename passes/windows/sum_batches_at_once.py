@@ -26,7 +26,8 @@ to rounding, when
    bits, but not vectors;
 4. numbers have the range of float32: a product of float16 may overflow where its sum does not. If
    they have fewer bits than float32, no two windows of a row are one: they are rounded at each
-   addition.
+   addition;
+5. no type says which device holds which rows.
 
 Facts about the indices of a batch (sorted, unique) need not hold across rows, and are dropped.
 
@@ -47,6 +48,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.batch_sums import make_sum
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
@@ -75,7 +77,7 @@ class SumBatchesAtOnce(Pass[SummedBatch]):
         return True
 
     def find(self, op: Op) -> Iterator[SummedBatch]:
-        if not is_sized(op.operands[0].shape):
+        if not is_sized(op.operands[0].shape) or is_sharded(op.operands[0]):  # (5)
             return
         found = sum_of_terms(op)  # (1, 2)
         if found is not None and found.made_by(self.needs):

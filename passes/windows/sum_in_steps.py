@@ -26,7 +26,8 @@ row carries a gradient of all weights, or stacks one for each step. Sound, up to
 1. nothing else reads what the loop makes of them;
 2. of a stack, rows of each step are summed up, or chosen, not steps;
 3. what chooses rows is known before the loop begins;
-4. numbers are no less precise than float32: those of fewer bits lose some in each step.
+4. numbers are no less precise than float32: those of fewer bits lose some in each step;
+5. no type says which device holds which rows.
 
 Cost: an array for all rows instead of one for each. It fires where writing these in a step takes
 longer than starting the sum.
@@ -45,6 +46,7 @@ from jaxpr_opt.builders.batch_sums import make_sum
 from jaxpr_opt.builders.sums_in_steps import drop, sum_in_steps
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
@@ -72,7 +74,7 @@ class SumInSteps(Pass[LoopOfRows]):
         return True
 
     def find(self, op: Op) -> Iterator[LoopOfRows]:
-        if not is_sized(op.operands[0].shape):
+        if not is_sized(op.operands[0].shape) or is_sharded(op.operands[0]):  # (5)
             return
         found = sum_of_terms(op)
         parts = [summed_in_steps(term, op) for term in found.terms] if found else []

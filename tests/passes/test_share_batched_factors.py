@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt.cost.devices import GPU
 from jaxpr_opt.cost.model import CostModel, using
@@ -109,6 +110,21 @@ def test_bits_of_products():
             because="fewer bits",
         )
     assert CostModel(GPU).device.truncates
+
+
+@pytest.mark.parametrize(("axis", "says"), [(None, False), (None, True), ("x", False)])
+def test_rows_on_devices(axis, says):
+    """(3) A product says where its rows are, as those of a transposed one do since JAX 0.12."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    where = NamedSharding(mesh, PartitionSpec(None, axis, None))
+    x = jax.device_put(jnp.ones((ROWS, 2, DEEP)), where)
+    numbers = (((2,), (1,)), ((0,), (0,)))
+
+    def program(x, w):
+        return lax.dot_general(x, copies(w), numbers, out_sharding=where if says else None)
+
+    with jax.set_mesh(mesh):
+        alone(SHARE, program, x, f"f32[{DEEP},{WIDE}]", fires=axis is None and not says)
 
 
 def test_no_rows():

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import GPU
@@ -260,6 +261,16 @@ def test_bits_of_products():
         for precision in (None, "high"):
             program = lambda x, y, precision=precision: summed(outer(x, y, precision=precision))
             check_refuses(SUM, program, *shapes, because="fewer bits")
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_that_types_divide(axis):
+    """(5) Products of fewer axes would be on other devices."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    rows = NamedSharding(mesh, PartitionSpec(axis))
+    x, y = (jax.device_put(jnp.ones((ROWS, n)), rows) for n in (DEEP, WIDE))
+    with jax.set_mesh(mesh):
+        alone(SUM, lambda x, y: summed(outer(x, y)), x, y, fires=axis is None)
 
 
 def test_no_rows():

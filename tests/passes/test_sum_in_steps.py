@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.sum_in_steps import SumInSteps
@@ -44,6 +45,16 @@ def stacked(xs, ys):
 
 
 GIVEN = "bool[3]", f"f32[4,3,{DEEP}]", f"f32[4,3,{WIDE}]"
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_that_types_divide(axis):
+    """(5) Each step would sum up what devices have."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    rows = NamedSharding(mesh, PartitionSpec(None, axis))
+    x, y = (jax.device_put(jnp.ones((4, ROWS, n)), rows) for n in (DEEP, WIDE))
+    with jax.set_mesh(mesh):
+        alone(SUM, lambda x, y: summed(stacked(x, y), 1), x, y, fires=axis is None)
 
 
 def test_a_carry():
