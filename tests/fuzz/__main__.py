@@ -42,7 +42,7 @@ def main() -> None:
             from fuzz import sharded
 
             costs = {"every_rewrite": args.eager}
-            sharded.main(args.seed, args.epoch, args.programs, args.folder, **costs)
+            sharded.main(args.seed, args.epoch, args.programs, args.folder, args.aim, **costs)
             return
         if args.jumps:
             from fuzz import jumps

@@ -65,15 +65,20 @@ class Sharded:
         self.arrays = np.random.default_rng(self.rng.getrandbits(32))
         self.counts: collections.Counter[str] = collections.Counter()
 
-    def run(self, count: int) -> None:
-        """Try that many programs that are valid."""
+    def run(self, count: int, aim: str | None = None) -> None:
+        """Try that many programs that are valid; of one pass, if it is named."""
         with silenced(), self.costs, settings.override(strict=True):
-            files = self.rng.sample(corpus.test_files(), FILES)
-            pool = [*corpus.from_tests(files), *corpus.from_recipes(RECIPES, self.rng)]
+            files = corpus.test_files()
+            own = [f for f in files if aim and f.stem == f"test_{aim.replace('-', '_')}"]
+            files = own or self.rng.sample(files, FILES)
+            recipes = () if own else corpus.from_recipes(RECIPES, self.rng)
+            pool = [*corpus.from_tests(files), *recipes]
             devices = [*programs.from_devices(ON_DEVICES, self.rng)]
             small = [s for s in pool if s.size < corpus.LARGEST // 4 and not s.is_double]
+            if own:  # a pass that rounds may round these altogether otherwise
+                small = [s for s in small if not check.has_narrow_floats(s.graph)]
             while sum(self.counts[f"programs {kind}"] for kind in KINDS) < count:
-                kind = self.rng.choice(KINDS)
+                kind = self.rng.choice(KINDS[:2] if own else KINDS)
                 chosen = devices if kind in {"manual", "partly"} else small
                 try:
                     self.one(kind, self.rng.choice(chosen))
@@ -216,7 +221,9 @@ def _floats(outs: Sequence[Any]) -> Any:
     return jnp.stack([jnp.float32(0), *found])
 
 
-def main(seed: int, number: int, count: int, folder: Path, *, every_rewrite: bool) -> None:
+def main(
+    seed: int, number: int, count: int, folder: Path, aim: str | None, *, every_rewrite: bool
+) -> None:
     """Try programs and write down how many."""
     folder.mkdir(parents=True, exist_ok=True)
     assert jax.device_count() == DEVICES, f"{jax.device_count()} devices: XLA_FLAGS were not read"
@@ -224,7 +231,7 @@ def main(seed: int, number: int, count: int, folder: Path, *, every_rewrite: boo
     started, worked = time.monotonic(), time.process_time()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     with contextlib.suppress(SystemExit):
-        each.run(count)
+        each.run(count, aim)
     done = {
         "jax": jax.__version__, "epoch": f"sharded {number}",
         "seconds": time.monotonic() - started, "cpu": time.process_time() - worked,
