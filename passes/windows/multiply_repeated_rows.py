@@ -24,7 +24,8 @@ when
 2. where a product becomes a sum of several, or rows are summed up first, numbers have as many bits
    as float32: those of bfloat16 would be rounded before they are added;
 3. or nothing but parts of a product is read, of which one at least is summed up along axes of one
-   factor, as the gradient does for what is repeated: then that factor is summed up first.
+   factor, as the gradient does for what is repeated: then that factor is summed up first;
+4. neither types nor the op say which device holds which rows.
 
 Where rows are summed up first, infinities are another exception: plain JAX multiplies them by each
 number, zeros too, which is NaN; so they do if JAX differentiates what this pass has made.
@@ -45,6 +46,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.windows.repeated_parts import RepeatedParts, repeated_parts
 from jaxpr_opt.analysis.windows.summed_parts import SummedParts, summed_parts
 from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import is_resharded
 from jaxpr_opt.builders.repeated_parts import multiply_sums, product_of_parts
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -81,7 +83,7 @@ class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows]):
         return True
 
     def find(self, op: Op) -> Iterator[RepeatedRows | SummedRows]:
-        if not op.result.uses:
+        if not op.result.uses or is_resharded(op):  # (4)
             return
         repeated = repeated_parts(op)  # (1)
         if repeated is not None:

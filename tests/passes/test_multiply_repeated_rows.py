@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
@@ -207,3 +208,18 @@ def test_what_is_refused(program, shapes, because):
 )
 def test_what_is_not_found(program, shapes):
     alone(ONCE, program, *shapes, fires=False)
+
+
+@pytest.mark.parametrize(("axis", "says"), [(None, False), (None, True), ("x", False)])
+def test_rows_on_devices(axis, says):
+    """(4) A product says where its result is, or a type where a factor is."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    where = NamedSharding(mesh, PartitionSpec(None, axis))
+    w = jax.device_put(rng(WIDE, 64), where)
+
+    def program(h, w):
+        rows, numbers = jnp.broadcast_to(h, (256, WIDE)), (((1,), (0,)), ((), ()))
+        return lax.dot_general(rows, w, numbers, out_sharding=where if says else None)
+
+    with jax.set_mesh(mesh):
+        alone(ONCE, program, f"f32[{WIDE}]", w, fires=axis is None and not says)
