@@ -161,6 +161,14 @@ def test_bits():
         assert_same_bits([one], (one,))
 
 
+def test_rounding_beside_what_is_infinite():
+    """Of a complex number, each part may be."""
+    assert_close(jnp.array([complex(jnp.inf, 3.0)]), jnp.array([complex(jnp.inf, 3.000001)]))
+    for other in (complex(jnp.inf, 4.0), complex(-jnp.inf, 3.0), complex(2.0, 3.0)):
+        with pytest.raises(AssertionError):
+            assert_close(jnp.array([complex(jnp.inf, 3.0)]), jnp.array([other]))
+
+
 def test_rounding():
     one = jnp.float32(1)
     assert_close(one, jnp.nextafter(one, 2 * one))
