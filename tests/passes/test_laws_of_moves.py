@@ -24,6 +24,7 @@ def moves(x):
     axes, starts = range(x.ndim), [np.int32(1)] * x.ndim
     yield from (lax.reshape(x, shape) for shape in RESHAPED if prod(shape) == x.size)
     yield from (lax.transpose(x, order) for order in permutations(axes) if x.ndim < 4)
+    yield lax.reshape(x, (x.size,), dimensions=tuple(reversed(axes)))
     ones = [axis for axis in axes if x.shape[axis] == 1]
     yield from (lax.squeeze(x, some) for some in ([], ones, ones[:1], ones[1:]))
     yield from (lax.expand_dims(x, [axis]) for axis in (0, x.ndim))

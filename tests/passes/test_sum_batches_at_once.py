@@ -321,10 +321,10 @@ def test_a_scatter():
     )
 
 
-def written(t, i, u):
-    """Each row of the batch writes one row into zeros of its own."""
-    zeros = lax.broadcast(jnp.zeros_like(t), (i.shape[0],))
-    return jax.vmap(lambda t, i, u: lax.dynamic_update_slice(t, u, (i, 0)))(zeros, i, u[:, :1])
+def written(t, i, u, before=0):
+    """Each row of the batch writes one row into an array of its own."""
+    arrays = jnp.full((i.shape[0], *t.shape), before, t.dtype)
+    return jax.vmap(lambda t, i, u: lax.dynamic_update_slice(t, u, (i, 0)))(arrays, i, u[:, :1])
 
 
 SCATTERS = {
@@ -405,6 +405,19 @@ def test_pictures_that_are_not_chosen(name):
     assert_close(bad, CONVOLUTIONS[name](p, x, y))
 
 
+def test_groups_of_which_another_shape_is_made_stay():
+    """(1) Their axis is there, and more axes."""
+
+    def program(x, w):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        made = lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=4
+        )
+        return summed(made.reshape(1, 5, 4, 4, 3, 1), 3)
+
+    alone(SUM, program, "f32[1,5,4,8]", "f32[3,3,2,12]", fires=False)
+
+
 def test_other_groups_stay():
     """(1) Half of the batch is summed up, or the features of what is made are divided."""
     halves = lambda p, x, y: summed(kernels(x, y).reshape(2, 2, 3, 3, 2, 3))
@@ -416,7 +429,7 @@ def test_other_groups_stay():
 NO_SCATTERS = {
     "a sum of rows": lambda t, i, u: summed(added(t, i, u), 1),
     "a scatter that is read elsewhere": lambda t, i, u: twice(added(t, i, u)),
-    "written, though not into zeros": lambda t, i, u: summed(written(t, i[:, 0], u) * 0 + 1),
+    "written, though not into zeros": lambda t, i, u: summed(written(t, i[:, 0], u, 1)),
     "windows of a row that are written, of which one may be kept": lambda t, i, u: summed(
         jax.vmap(lambda i, u: jnp.zeros((5, 2)).at[i].set(u))(i, u)
     ),
