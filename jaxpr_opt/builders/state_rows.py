@@ -103,12 +103,24 @@ def _evaluated(
     """The next arrays, or rows of them: those of the first array have such a shape."""
     made = dict(known)
     for value, x in zip((*found.scalars, *found.changing), scalars, strict=True):
-        is_spread = bool(value.shape) and not x.shape
-        made[value] = lax.broadcast(x, _shape(found, value, shape)) if is_spread else x
+        made[value] = _for_rows(found, value, x, shape)
     for op in found.ops:
         make = bound if op.name in ELEMENTWISE or not found.rows else partial(_of_rows, found)
         made[op.result] = make(op, *(made[v] for v in op.operands))
     return [made[array.next] for array in found.arrays]
+
+
+def _for_rows(found: States, value: Value, x: jax.Array, first: tuple[int, ...]) -> jax.Array:
+    """A value that is the same for all rows: repeated, or with as many axes as rows have."""
+    if not value.shape:
+        return x
+    shape = _shape(found, value, first)
+    if not x.shape:
+        return lax.broadcast(x, shape)
+    inner = value.shape[found.rows :]
+    if found.rows and set(value.shape[: found.rows]) == {1}:
+        return lax.reshape(x, (*(1,) * (len(shape) - len(inner)), *inner))
+    return x
 
 
 def _shape(found: States, value: Value, first: tuple[int, ...]) -> tuple[int, ...]:

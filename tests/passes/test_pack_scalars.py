@@ -639,7 +639,7 @@ def neurons(count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [oscillators, optimizer, neurons])
+@pytest.mark.parametrize("make", [oscillators, neurons, optimizer])
 def test_programs_as_they_are_written(make):
     """Forward and gradient, whichever way round, and what is made of them."""
     program, given = make(6), (jnp.float32(0.1), 1.2 + jnp.sin(jnp.arange(20.0)))

@@ -140,7 +140,7 @@ def seconds_saved(ops: Sequence[Op]) -> float:
     alone = [op for op in ops if not is_cheap(op)]
     reads = [op for op in alone if op.name in READS]
     others = [op for op in alone if op not in reads]
-    found = sum(model.by_places(op.result) for op in reads)
+    found = sum(model.by_places(value) for op in reads for value in op.results)
     return max(model.repeated(ops), model.run(others)) + found
 
 
