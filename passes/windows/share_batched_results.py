@@ -14,7 +14,8 @@ After::
 compute of it alone, each row computes again. Sound, up to rounding, when
 
 1. all operands are the same in all rows of an axis of the results, by what makes them
-   (`jaxpr_opt.analysis.windows.repeated`), and the op computes each row by itself.
+   (`jaxpr_opt.analysis.windows.repeated`), and the op computes each row by itself;
+2. neither types nor the op say which device holds which rows.
 
 Cost: one row instead of all. It fires where computing them takes longer than starting an op. XLA
 computes elementwise ops once by itself.
@@ -28,9 +29,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.repeated import is_repeated
+from jaxpr_opt.bridge.parameters import is_resharded
 from jaxpr_opt.builders.shared_results import computed_once
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import CUMULATIVE, OF_MATRICES, REDUCING
@@ -57,8 +60,10 @@ class ShareBatchedResults(Pass[SharedResult]):
         return True
 
     def find(self, op: Op) -> Iterator[SharedResult]:
-        first = op.results[0]
-        if not all(is_sized(v.shape) for v in (*op.operands, *op.results)):
+        first, values = op.results[0], (*op.operands, *op.results)
+        if is_resharded(op) or any(map(is_sharded, values)):  # (2)
+            return
+        if not all(is_sized(v.shape) for v in values):
             return
         for axis, rows in enumerate(first.shape):
             if rows > 1 and is_repeated(first, axis):  # (1)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.share_batched_results import ShareBatchedResults
@@ -83,6 +84,33 @@ STAYS = {
 def test_what_stays(program):
     """(1)"""
     alone(SHARE, program, "f32[96,96]", fires=False)
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_on_devices(axis):
+    """(2) Each device holds some of the copies."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    where = NamedSharding(mesh, PartitionSpec(axis, None, None))
+
+    def program(w):
+        spread = lax.broadcast_in_dim(w, (ROWS, *w.shape), (1, 2), out_sharding=where)
+        return jnp.cumsum(spread, 1)
+
+    with jax.set_mesh(mesh):
+        alone(SHARE, program, "f32[96,96]", fires=axis is None)
+
+
+@pytest.mark.parametrize("says", [False, True])
+def test_sums_that_say_where_they_are(says):
+    """(2)"""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    where = NamedSharding(mesh.abstract_mesh, PartitionSpec(None, None)) if says else None
+
+    def program(w):
+        return lax.reduce_sum_p.bind(copies(w), axes=(1,), out_sharding=where)
+
+    with jax.set_mesh(mesh):
+        alone(SHARE, program, "f32[96,96]", fires=not says)
 
 
 def test_small_arrays_stay():
