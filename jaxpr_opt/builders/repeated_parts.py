@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.windows.repeated_parts import Part, RepeatedParts
+from jaxpr_opt.analysis.windows.repeated_parts import JoinedPart, RepeatedParts
 from jaxpr_opt.analysis.windows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.windows.summed_parts import ReadPart, SummedParts
 from jaxpr_opt.bridge.parameters import along_other_axes, numbers_of
@@ -31,7 +31,7 @@ def product_of_parts(found: RepeatedParts, rw: Rewriter) -> Value:
     return total
 
 
-def _product(found: RepeatedParts, parts: Sequence[Part], rw: Rewriter) -> Value:
+def _product(found: RepeatedParts, parts: Sequence[JoinedPart], rw: Rewriter) -> Value:
     """The product by parts that are the same along the same axes, of one row along each."""
     product, position, gone = found.product, found.position, parts[0].repeated
     contracted, batch = numbers_of(product)
@@ -70,7 +70,7 @@ def _product(found: RepeatedParts, parts: Sequence[Part], rw: Rewriter) -> Value
     return rw.typed(code, product.result.aval, *operands, before=product)
 
 
-def _at_parts(other: jax.Array, axis: int, parts: Sequence[Part]) -> jax.Array:
+def _at_parts(other: jax.Array, axis: int, parts: Sequence[JoinedPart]) -> jax.Array:
     """The parts of the other factor, joined."""
     found: list[list[int]] = []
     for part in parts:

@@ -15,10 +15,11 @@ from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
-def convolution_of_shared(op: Op, rows: int, rw: Rewriter) -> Value:
-    """A convolution in so many groups, if the kernel consists of as many copies: what each group
-    takes is then more rows of the batch.
+def convolution_of_shared(op: Op, rw: Rewriter) -> Value:
+    """A convolution in groups, if the kernel consists of a copy for each: what each group takes is
+    then more rows of the batch.
     """
+    rows, _ = groups_of(op)
     (batch, features, *_), (made, _, *_), (out_batch, out_features, *_) = numbers_of(op)
     kernels = rw.insert(lambda x: split(x, made, rows), op.operands[1], before=op)
     kept = [axis for axis in range(len(kernels.shape)) if axis != made]

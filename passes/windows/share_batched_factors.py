@@ -60,10 +60,7 @@ class SharedFactor(Match):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedKernel(Match):
-    """A convolution of which groups of features have the same kernel."""
-
-    rows: int
-    """How many copies of it there are."""
+    """A convolution of which all groups of features have the same kernel."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class ShareBatchedFactors(Pass[SharedFactor | SharedKernel]):
             if in_features > 1 and copies(kernel, numbers_of(op)[1][0]) % in_features == 0:  # (1)
                 one = bytes_text(kernel.nbytes // in_features)
                 says = f"all rows are convolved with the same {one}, not a copy each"
-                yield SharedKernel(op, says, in_features, about=kernel)
+                yield SharedKernel(op, says, about=kernel)
             return
         _, batch = numbers_of(op)
         for position, factor in enumerate(op.operands):
@@ -111,7 +108,7 @@ class ShareBatchedFactors(Pass[SharedFactor | SharedKernel]):
 
     def rewrite(self, match: SharedFactor | SharedKernel, rw: Rewriter) -> None:
         if isinstance(match, SharedKernel):
-            made = convolution_of_shared(match.op, match.rows, rw)
+            made = convolution_of_shared(match.op, rw)
         else:
             made = product_of_shared(match.op, match.position, match.number, rw)
         rw.replace(match.op.result, made)

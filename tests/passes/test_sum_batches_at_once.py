@@ -361,20 +361,21 @@ def test_scatters_give_the_same(program, dtype):
     alone(SUM, program, *given, fires=True)
 
 
+def convolve(x, w, groups=1):
+    numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", **numbers)
+
+
 def kernels(x, y):
     """A gradient of a kernel for each picture."""
-    numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-    convolve = lambda x, w: lax.conv_general_dilated(x[None], w, (1, 1), "SAME", **numbers)[0]
     zeros = jnp.zeros((3, 3, x.shape[-1], y.shape[-1]), x.dtype)
-    return jax.vmap(lambda x, y: jax.vjp(lambda w: convolve(x, w), zeros)[1](y)[0])(x, y)
+    return jax.vmap(lambda x, y: jax.vjp(lambda w: convolve(x[None], w)[0], zeros)[1](y)[0])(x, y)
 
 
 def kernels_of_copies(x, y):
     """The same, differentiated after `vmap`."""
-    numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
-    convolve = lambda x, w: lax.conv_general_dilated(x[None], w, (1, 1), "SAME", **numbers)[0]
     zeros = jnp.zeros((x.shape[0], 3, 3, x.shape[-1], y.shape[-1]), x.dtype)
-    return jax.vjp(lambda w: jax.vmap(convolve)(x, w), zeros)[1](y)[0]
+    return jax.vjp(lambda w: jax.vmap(convolve)(x[:, None], w)[:, 0], zeros)[1](y)[0]
 
 
 def some(p, z):
@@ -409,11 +410,7 @@ def test_groups_of_which_another_shape_is_made_stay():
     """(1) Their axis is there, and more axes."""
 
     def program(x, w):
-        numbers = ("NHWC", "HWIO", "NHWC")
-        made = lax.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=numbers, feature_group_count=4
-        )
-        return summed(made.reshape(1, 5, 4, 4, 3, 1), 3)
+        return summed(convolve(x, w, 4).reshape(1, 5, 4, 4, 3, 1), 3)
 
     alone(SUM, program, "f32[1,5,4,8]", "f32[3,3,2,12]", fires=False)
 

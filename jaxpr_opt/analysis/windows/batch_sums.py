@@ -83,8 +83,9 @@ def sum_of_terms(reduction: Op) -> SumOfTerms | None:
     while pending:
         term = pending.pop()
         op = term.array.op
+        # Condition 1 of sum-batches-at-once.
         if op is None or op.region is not reduction.region or len(term.array.uses) > 1:
-            terms.append(term)  # (2) of sum-batches-at-once: something else needs it
+            terms.append(term)
         elif _sums_up(op, term):
             terms.append(replace(term, source=op))
             if op.name in SCATTERS and uniform(op.operands[0]) != 0:

@@ -14,12 +14,13 @@ from jaxpr_opt.bridge.parameters import (
     repetitions_of,
 )
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class JoinedPart:
     """A part of a factor, along the axis that is joined."""
 
     array: Value
@@ -41,7 +42,7 @@ class RepeatedParts:
     """Of the factor."""
     axis: int
     """Along which it is joined, or would be."""
-    groups: list[list[Part]]
+    groups: list[list[JoinedPart]]
     """Parts that are the same along the same axes."""
     joins: tuple[Op, ...]
     """What joins the parts."""
@@ -65,8 +66,7 @@ class RepeatedParts:
     def multiplied(self) -> float:
         """The part of all multiplications that is left if rows are not repeated."""
         return (
-            sum(part.size / self.rows(part) for each in self.groups for part in each)
-            / (self.product.operands[self.position].shape[self.axis])
+            sum(part.size / self.rows(part) for each in self.groups for part in each) / self._length
         )
 
     @property
@@ -90,7 +90,7 @@ class RepeatedParts:
     def _length(self) -> int:
         return self.product.operands[self.position].shape[self.axis]
 
-    def rows(self, part: Part, *, is_made: bool = False) -> int:
+    def rows(self, part: JoinedPart, *, is_made: bool = False) -> int:
         """How often each row of a part is in the factor, or what comes of it in the result."""
         shape = self.product.operands[self.position].shape
         return prod(
@@ -123,18 +123,18 @@ def repeated_parts(product: Op) -> RepeatedParts | None:
 
 def _part(
     value: Value, start: int, joined: int, shape: tuple[int, ...], batch: Sequence[int]
-) -> Part:
+) -> JoinedPart:
     found = _spread(value, shape)
     # Condition 1 of multiply-repeated-rows.
     is_known = found is not None and not {joined, *batch} & {*found[1]}
     array, axes = found if found is not None and is_known else (value, ())
     rows = tuple(1 if axis in axes else n for axis, n in enumerate(shape))
-    return Part(array, start, shape[joined], rows, axes)
+    return JoinedPart(array, start, shape[joined], rows, axes)
 
 
-def _groups(parts: Sequence[Part], *, any_order: bool) -> list[list[Part]]:
+def _groups(parts: Sequence[JoinedPart], *, any_order: bool) -> list[list[JoinedPart]]:
     """Parts that are the same along the same axes; neighbours only, unless any order will do."""
-    found: list[list[Part]] = []
+    found: list[list[JoinedPart]] = []
     for part in parts:
         known = found if any_order else found[-1:]
         group = next((each for each in known if each[0].repeated == part.repeated), None)
@@ -150,7 +150,7 @@ def _joined(
     """Parts that are joined along an axis of an array of such a shape, however nested; where each
     starts, and its shape.
     """
-    op = (source := _reshaped(value)).op
+    op = (source := source_through(value, is_reshaping)).op
     is_joined = op is not None and op.name == "concatenate"
     along = dimension_of(op) if op is not None and is_joined else None
     if (
@@ -168,13 +168,9 @@ def _joined(
         start += size
 
 
-def _reshaped(value: Value) -> Value:
-    """What an array is in another shape."""
-    while (op := value.op) is not None and op.name in {"reshape", "squeeze"}:
-        if op.name == "reshape" and not is_in_order(op):
-            break
-        value = op.operands[0]
-    return value
+def is_reshaping(op: Op) -> bool:
+    """Whether an op gives an array another shape, its elements in order."""
+    return op.name == "squeeze" or (op.name == "reshape" and is_in_order(op))
 
 
 def is_same_axis(shape: Sequence[int], axis: int, other: Sequence[int], other_axis: int) -> bool:
@@ -185,7 +181,7 @@ def is_same_axis(shape: Sequence[int], axis: int, other: Sequence[int], other_ax
 
 def _spread(value: Value, shape: Sequence[int]) -> tuple[Value, tuple[int, ...]] | None:
     """What an array of such a shape repeats, and along which of its axes."""
-    op = _reshaped(value).op
+    op = source_through(value, is_reshaping).op
     if op is None or op.name not in {"broadcast_in_dim", "tile"}:
         return None
     source, sizes = op.operands[0], _sizes(op)

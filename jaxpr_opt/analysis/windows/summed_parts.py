@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import islice
 from math import prod
 
-from jaxpr_opt.analysis.windows.repeated_parts import aligned, is_same_axis
+from jaxpr_opt.analysis.windows.repeated_parts import aligned, is_reshaping, is_same_axis
 from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
 from jaxpr_opt.bridge.parameters import (
     axes_of,
     dimension_of,
-    is_in_order,
     limits_of,
     sizes_of,
     starts_of,
@@ -99,7 +98,7 @@ def summed_parts(product: Op) -> SummedParts | None:
 def _readers(value: Value) -> Iterator[tuple[Op, Value]]:
     """The ops that read an array in any shape, and what they read."""
     for op in dict.fromkeys(value.users):
-        if op.name == "squeeze" or (op.name == "reshape" and is_in_order(op)):
+        if is_reshaping(op):
             yield from _readers(op.result)
         else:
             yield op, value
