@@ -64,6 +64,7 @@ from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSpar
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
 from jaxpr_opt.passes.windows.carry_picked_rows import CarryPickedRows
+from jaxpr_opt.passes.windows.compute_added_rows import ComputeAddedRows
 from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
 from jaxpr_opt.passes.windows.expand_combining_scatters import ExpandCombiningScatters
 from jaxpr_opt.passes.windows.forward_repeated_rows import ForwardRepeatedRows
@@ -74,7 +75,6 @@ from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
-from jaxpr_opt.passes.windows.multiply_written_rows import MultiplyWrittenRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.passes.windows.put_parts_back import PutPartsBack
@@ -114,7 +114,7 @@ WINDOWS = (
     SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
     WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),
     ComputeReadRows(), TakeTopK(), CarryLastRows(), CarryPickedRows(), MakeStreamedRows(),
-    MapBeforeWriting(), MultiplyWrittenRows(), AccumulateSparseCotangents(), NarrowCarriedArrays(),
+    MapBeforeWriting(), ComputeAddedRows(), AccumulateSparseCotangents(), NarrowCarriedArrays(),
     TraceBackRows(), ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),
 )  # fmt: skip
 

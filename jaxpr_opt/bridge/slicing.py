@@ -52,3 +52,27 @@ def write_row(array: jax.Array, value: jax.Array, row: jax.Array, axis: int = 0)
     start: list[Any] = [0] * array.ndim
     start[axis] = row
     return write_window(array, lax.expand_dims(value, (axis,)), start)
+
+
+def rows_at(array: jax.Array, places: jax.Array, axis: int) -> jax.Array:
+    """The rows along an axis at places that are in range."""
+    others = tuple(d for d in range(array.ndim) if d != axis)
+    return lax.gather(
+        array,
+        lax.expand_dims(places, (1,)),
+        lax.GatherDimensionNumbers(others, (axis,), (axis,)),
+        [1 if d == axis else n for d, n in enumerate(array.shape)],
+        mode=lax.GatherScatterMode.CLIP,
+    )
+
+
+def add_at(array: jax.Array, rows: jax.Array, places: jax.Array, axis: int) -> jax.Array:
+    """The array with rows along an axis added at places that are in range."""
+    others = tuple(d for d in range(array.ndim) if d != axis)
+    return lax.scatter_add(
+        array,
+        lax.expand_dims(places, (1,)),
+        rows,
+        lax.ScatterDimensionNumbers(others, (axis,), (axis,)),
+        mode=lax.GatherScatterMode.CLIP,
+    )

@@ -16,7 +16,7 @@ reads and writes of windows
 `tiled_windows`                                     a window as others that tile it
 `summed_windows`, `repeated_rows`                   additions in place, and of equal rows
 `repeated_parts`                                    products by parts of a factor
-`written_factors`                                   products of what is written into zeros
+`added_rows`                                        what is made of rows that are added to zeros
 `shared_tables`, `shared_factors`,                  one table, matrix, kernel or result for all rows
 `shared_kernels`, `shared_results`
 `batch_sums`, `sums_in_steps`                       sums over a batch, at once or in steps

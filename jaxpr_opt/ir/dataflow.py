@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value
+from jaxpr_opt.ir.graph import Call, Cond, Op, Region, Scan, Use, Value, While
 
 
 def inputs(op: Op) -> tuple[Value, ...]:
@@ -49,6 +49,30 @@ def other_side(value: Value) -> Value | None:
         return stack.value if stack is not None else None
     stream = owner.stream_of(value) if isinstance(owner, Scan) else None
     return stream.operand if stream is not None else None
+
+
+def handed_to(use: Use) -> tuple[Value, ...]:
+    """What is made of a value where it is read: the results of an op; at a loop, a call or a
+    region's end, what it is called behind that.
+    """
+    (op, n), owner = use, use.op.region.owner if use.op.region is not None else None
+    around = owner if op.is_terminator else op
+    match around:
+        case Scan():
+            is_carry = n < around.num_carries
+            inside = (around.body.params[n],) if is_carry or around is op else ()
+            return (*inside, around.results[n]) if is_carry or around is owner else inside
+        case While():
+            if op.region is around.predicate:
+                return ()
+            return (*(region.params[n] for region in around.regions), around.results[n])
+        case Cond() if around is op:
+            return ()
+        case Call() if around is op:
+            return (around.body.params[n],)
+        case Op():
+            return (around.results[n],) if around is owner else around.results
+    return ()
 
 
 def depending_on(values: Iterable[Value], ops: Iterable[Op]) -> dict[Op, None]:
@@ -103,6 +127,25 @@ class Makers:
         assert op.region is not None
         self._seen.add(op)
         heapq.heappush(self._heap, (-op.region.order(op), len(self._seen), op))
+
+    def __iter__(self) -> Iterator[Op]:
+        while self._heap:
+            yield heapq.heappop(self._heap)[-1]
+
+
+class Readers:
+    """The ops of a region that read values, each once, first to last."""
+
+    def __init__(self, region: Region | None) -> None:
+        self._region = region
+        self._heap: list[tuple[int, int, Op]] = []
+        self._seen: set[Op] = set()
+
+    def add(self, value: Value) -> None:
+        for op in value.users:
+            if op not in self._seen and op.region is self._region is not None:
+                self._seen.add(op)
+                heapq.heappush(self._heap, (self._region.order(op), len(self._seen), op))
 
     def __iter__(self) -> Iterator[Op]:
         while self._heap:

@@ -6,7 +6,8 @@ table, a carry through each loop of a nest.  Each pass is one law:
 ==============================  ================================================================
 `take-arrays-apart`             an array of which only windows are read is these windows
 `narrow-reads`                  a read of an op's result becomes the op on reads of its operands
-`compute-read-rows`             ops compute only the rows that a slice of what they lead to reads
+`compute-read-rows`             ops compute only the rows that are read of what they lead to
+`compute-added-rows`            what is made of zeros but for rows is computed from the rows
 `take-top-k`                    few elements at one end of a sorted array are selected
 `carry-last-rows`               a stack of which the last row is read is that row, carried
 `carry-picked-rows`             a stack of which the data say which row is read is that row, carried
@@ -35,7 +36,6 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `sum-batches-at-once`           products or scatters of a batch, summed up over it, are one
 `sum-in-steps`                  a sum over the rows of a batch is made in each step of a loop
 `multiply-repeated-rows`        a product of rows that are repeated is one of single rows
-`multiply-written-rows`         a product of a window in zeros is one of the window
 `expand-combining-scatters`     a multiplication in place becomes a read, a product, a write
 `narrow-carried-arrays`         an inner loop carries only the rows it touches
 `trace-back-rows`               rows that each step rearranges are rearranged after the loop

@@ -333,24 +333,158 @@ def test_other_readers_need_the_whole():
     alone(READ, program, "f32[8,4]", "i32[]", fires=False)
 
 
-def test_two_slices_need_different_rows():
-    """(2)"""
+def test_a_loop_computes_the_rows_that_it_reads():
+    """(2, 3) The row of a step, and after the loop the row that it has found."""
 
-    def program(q, s):
-        best = jnp.max(q, axis=1)
-        return read(best, s, sizes=(1,)) + read(best, 7 - s, sizes=(1,))
+    def program(x, i):
+        d = jnp.exp(x @ x.T)
+        step = lambda i, _: (jnp.argmax(read(d, i, 0, sizes=(1, 512))[0]), ())
+        i = lax.scan(step, i, None, length=3)[0]
+        return read(d, i, 0, sizes=(1, 512))
 
-    alone(READ, program, "f32[8,4]", "i32[]", fires=False)
+    check_rewrite(
+        READ,
+        program,
+        "f32[512,3]",
+        "i32[]",
+        diff="""
+          fn (x:f32[512,3], i:i32[]) {
+            t:f32[3,512] = transpose x
+        -   d:f32[512,512] = dot_general x t
+        -   e:f32[512,512] = exp d
+            c:i32[] = scan[3] carry(c=i) {
+        -     d:f32[1,512] = dynamic_slice e c 0
+        +     d2:f32[1,3] = dynamic_slice x c 0
+        +     d3:f32[1,512] = dot_general d2 t
+        +     e1:f32[1,512] = exp d3
+        -     s:f32[512] = squeeze d
+        +     s:f32[512] = squeeze e1
+              a:i32[] = argmax[axes=(0,)] s
+              yield carry(a)
+            }
+        -   d1:f32[1,512] = dynamic_slice e c 0
+        +   d2:f32[1,3] = dynamic_slice x c 0
+        +   d3:f32[1,512] = dot_general d2 t
+        +   e1:f32[1,512] = exp d3
+        -   return d1
+        +   return e1
+          }
+        """,
+    )
 
 
-def test_what_a_loop_needs_of_all_steps_is_left_outside():
-    """(2) The maxima are computed once; each step reads one of them."""
+BATCH = 4096
 
-    def program(q, states):
-        best = jnp.max(q, axis=1)
-        return lax.scan(lambda c, s: (c + read(best, s, sizes=(1,)), ()), jnp.zeros(1), states)[0]
 
-    alone(READ, program, "f32[8,4]", "i32[5]", fires=False)
+def greedy(compare, *, rows=BATCH):
+    """Choose rows of a matrix of pairs, one a step, by what is made of two of them."""
+
+    def program(x, i, j):
+        d = jnp.exp(jnp.cos(x))
+        row = lambda i: read(d, i, 0, sizes=(1, x.shape[1]))
+
+        def step(carry, t):
+            i, j, total = carry
+            a, b = row(i), row(j)
+            return (j + 1, jnp.argmax(a[0]), total + compare(a, b)), ()
+
+        return lax.scan(step, (i, j, jnp.zeros((1, x.shape[1]))), jnp.arange(rows // 1024))[0]
+
+    return program
+
+
+PAIRS = f"f32[{BATCH},8]", "i32[]", "i32[]"
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda a, b: a - b,
+        lambda a, b: jnp.where(a > 0.5, b, 0.0),
+        lambda a, b: jnp.where(jnp.max(a) > 0.5, 1.0, 0.0) * (b > 0.5),
+    ],
+)
+def test_rows_that_are_read_at_several_places(meet):
+    """(4) Nothing jumps where two of them meet."""
+    alone(READ, greedy(meet), *PAIRS, fires=True)
+
+
+@pytest.mark.parametrize(
+    "meet",
+    [
+        lambda a, b: jnp.sign(a - b),
+        lambda a, b: jnp.where(a == b, 1.0, 0.0),
+        lambda a, b: jnp.where(a + b > 0.5, 1.0, 0.0),
+    ],
+)
+def test_rows_that_are_compared_are_read(meet):
+    """(4) One would be compared with the other, rounded otherwise."""
+    because = "rows of exp that are read at two places are compared"
+    check_refuses(READ, greedy(meet), *PAIRS, because=because)
+
+
+def test_a_loop_that_reads_most_rows():
+    because = "what is read is most of exp"
+    check_refuses(READ, greedy(jnp.subtract, rows=1024 * BATCH), *PAIRS, because=because)
+
+
+def test_many_steps_take_as_long_as_all_rows():
+    """Each starts ops of its own."""
+
+    def program(x, i):
+        d = jnp.exp(x)
+        step = lambda i, _: (jnp.argmax(read(d, i, 0, sizes=(1, 2))[0]), ())
+        return lax.scan(step, i, None, length=64)[0]
+
+    because = "computing the rows takes as long as computing all of exp"
+    check_refuses(READ, program, "f32[512,2]", "i32[]", because=because)
+
+
+def test_what_the_rows_are_computed_from_is_large():
+    """What a table is computed from would be there as long as the table is now."""
+
+    def program(x, w, i):
+        table = jnp.max(lax.sort(x * w, dimension=0), 1)
+        step = lambda i, _: (jnp.int32(read(table, i, 0, sizes=(1, 2))[0, 0]), ())
+        return lax.scan(step, i, None, length=4)[0]
+
+    because = "what it is computed from takes more memory than reduce_max"
+    check_refuses(READ, program, "f32[4096,8,2]", "f32[8,1]", "i32[]", because=because)
+
+
+def test_a_loop_of_unknown_length_is_left():
+    """(3)"""
+
+    def program(x, i):
+        d = jnp.exp(jnp.cos(x))
+        step = lambda i: jnp.argmax(read(d, i, 0, sizes=(1, 8))[0])
+        return lax.while_loop(lambda i: i > 3, step, i)
+
+    alone(READ, program, f"f32[{BATCH},8]", "i32[]", fires=False)
+
+
+def test_a_row_that_only_a_branch_reads():
+    """(3) It is computed there."""
+
+    def program(p, x, w, i):
+        table = jnp.tanh(x @ w)
+        return lax.cond(p, lambda: read(table, i, 0, sizes=(1, 4)), lambda: jnp.zeros((1, 4)))
+
+    graph = alone(READ, program, "bool[]", "f32[64,3]", "f32[3,4]", "i32[]", fires=True)
+    assert not any(op.name == "tanh" for op in graph.body.ops)
+
+
+def test_rows_and_columns_of_a_product():
+    """(2) The products are those of each read; both need all of the other factor."""
+
+    def program(x, i):
+        gram = x @ x.T
+        step = lambda i, _: (jnp.argmax(read(gram, 0, i, sizes=(2048, 1))[:, 0]), ())
+        i = lax.scan(step, i, None, length=2)[0]
+        return read(gram, i, 0, sizes=(1, 2048))
+
+    graph = alone(READ, program, "i32[2048,8]", "i32[]", fires=True)
+    assert not any(v.shape == (2048, 2048) for op in graph.walk() for v in op.results)
 
 
 def test_most_of_an_array_is_computed_as_a_whole():
@@ -397,3 +531,25 @@ def test_a_sampler_computes_one_row_of_its_head():
     assert memory(ours, x, w) < memory(jax.jit(sample), x, w) / 8
     gradient = jax.jit(jax.grad(ours, 1))
     assert_close(gradient(x, w), jax.grad(sample, 1)(x, w))
+
+
+def test_a_greedy_choice_computes_a_row_a_step():
+    """Nothing is made of all pairs, and the gradient makes no zeros for them."""
+    x = jnp.cos(jnp.arange(512.0 * 4)).reshape(512, 4)
+
+    def choose(x):
+        pairs = jnp.sum((x[:, None] - x[None]) ** 2, -1)
+
+        def step(carry, _):
+            nearest, i = carry
+            nearest = jnp.minimum(nearest, pairs[i])
+            return (nearest, jnp.argmax(nearest)), None
+
+        return jnp.sum(lax.scan(step, (jnp.full(512, jnp.inf), 0), None, length=8)[0][0])
+
+    ours = optimize(choose)
+    assert_close(ours(x), choose(x))
+    assert memory(ours, x) < memory(jax.jit(choose), x) / 8
+    gradient = jax.jit(jax.grad(ours))
+    assert_close(gradient(x), jax.grad(choose)(x))
+    assert memory(gradient, x) < memory(jax.jit(jax.grad(choose)), x) / 8

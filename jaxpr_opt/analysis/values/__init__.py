@@ -23,6 +23,7 @@
 `linearity`                           linear programs, and loops that carry cotangents
 `accumulators`                        carries to which steps only add
 `rounding`                            what XLA may round otherwise if it is recomputed
+`compared`                            what is compared with what is computed apart from it
 `live_values`                         values that are read
 ====================================  ======================================================
 """

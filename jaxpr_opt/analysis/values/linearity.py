@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge import compat_source, dtypes
 from jaxpr_opt.bridge.parameters import combiner_of, first_right_side_of, has_unique_indices
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
@@ -74,6 +74,11 @@ def is_product_of_cotangent(value: Value, other: Value, loop: Op | None) -> bool
     if not isinstance(loop, Scan) or not carries_cotangents(loop) or value is other:
         return False
     return is_cotangent(value, loop) and not is_cotangent(other, loop)
+
+
+def is_transposed(op: Op) -> bool:
+    """Whether JAX made an op by transposing, and not by computing the forward pass again."""
+    return op.source.transposed and not compat_source.is_recomputed(op.source.info)
 
 
 @remembered

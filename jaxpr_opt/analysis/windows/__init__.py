@@ -15,6 +15,7 @@ one op
 `batch_sums`                what is summed up over a batch: products, scatters of each row
 `summed_in_steps`           the same, of what a loop makes step by step
 `selections`, `read_rows`   reads of a part of some axes; which ops need to compute only that
+`added_rows`                which ops need to compute only what is made of rows in zeros
 `sorted_ends`               sorted arrays of which few elements at one end are read
 `selected_versions`         versions of an array, of which a select chooses
 `branch_writes`             the windows that branches of a cond write

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, log2
 
 from jaxpr_opt.bridge.parameters import numbers_of
+from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.prices import Prices
 from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.traits import TRANSCENDENTAL
 
 
 class ProductQuestions(Prices):
@@ -27,6 +29,18 @@ class ProductQuestions(Prices):
         product of matrices.
         """
         return self.moved(copies) > self.doubtful(self.started(1) + self.device.library)
+
+    def rows_computed(self, parts: Mapping[Op, float], factors: int) -> float:
+        """Seconds to compute such parts of what ops make, one core in a step, from factors of so
+        many bytes, of which all is read.
+        """
+        alone = [op for op in parts if not is_fused(op)]
+        functions = {op for op in parts if op.name in TRANSCENDENTAL}
+        computed = sum(
+            part * (self.apart([op]) if op in functions else self.repeated([op]))
+            for op, part in parts.items()
+        )
+        return self.started(1 + len(alone)) + computed + self.passed(factors, factors) / 2
 
     def is_sorted_longer(self, length: int, rows: int) -> bool:
         """Whether sorting so many rows takes clearly longer than starting to select of them."""
