@@ -29,6 +29,12 @@ ROWS_CARRIED = 8
 OPS_OF_A_ROW = 32
 """Ops, one after the other, that a step makes a row by."""
 
+OPS_OF_ROWS = 256
+"""Ops of which only some rows are needed that are computed for these, in all."""
+
+READS_OF_ROWS = 8
+"""Reads for each of which ops compute rows again."""
+
 PARTS_OF_A_PRODUCT = 32
 """Parts of a product, or of a factor, that are multiplied one by one; and how deep they are joined.
 """

@@ -69,7 +69,7 @@ class ComputeAddedRows(Pass[RowsInZeros]):
     name: ClassVar[str] = "compute-added-rows"
     whole_arrays: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = PIECES | SUMS | {"scan"}
-    needs: ClassVar[frozenset[str]] = frozenset({"dot_general", "reduce_sum"})
+    needs: ClassVar[frozenset[str]] = PIECES | {"scan"}
 
     @property
     def rounds(self) -> bool:

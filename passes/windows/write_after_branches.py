@@ -44,21 +44,22 @@ If several branches write, each returns its index, as the experts of a mixture d
 one array.
 
 Cost: one more read of the window, which is less than half of the array. In a loop only, maybe in a
-branch of its step. The array may then become the stack of a scan. If it cannot, because the index
-is unknown or differs, XLA may still write in place through a branch. Not so if the step reads the
-array for something else than the cond, as memo tables are read before they are written, nor, on a
-CPU, before JAX 0.11: XLA then copies all of it in each step (20,000 numbers: 3.8 us on JAX 0.10,
-3.1 on 0.12, and 0.07 if it is written after the cond). Small arrays are copied sooner than a window
-is read and written, if XLA starts the few ops of a step one by one (4096 numbers of a memo of
-products: 0.33 us and 0.45 us). Nor if a branch must also read it (on a GPU
-a small copy takes less time than a kernel for the window): the transpose of a snapshot reads its
-cotangent and clears it. And a loop that is differentiated may store the array in each step, which
-`undo-carried-writes` avoids. What XLA copies waits until JAX has differentiated: what a branch
-reads would be added to zeros in the branch, and these to the cotangent of the array, all of it in
-each step (1.7 times the time of plain JAX, where it was 0.7; a stack of 500 numbers of a calculator
-on JAX 0.12). Zeros with a window in them, as the transpose of a read makes them, are not made in a
-branch. A second cond pays if a loop stores the array for its gradient, a version of a cache for
-each step: `undo-carried-writes` then stores the windows.
+branch of its step; or zeros, of which others make something row by row (`compute-added-rows`). The
+array may then become the stack of a scan. If it cannot, because the index is unknown or differs,
+XLA may still write in place through a branch. Not so if the step reads the array for something else
+than the cond, as memo tables are read before they are written, nor, on a CPU, before JAX 0.11: XLA
+then copies all of it in each step (20,000 numbers: 3.8 us on JAX 0.10, 3.1 on 0.12, and 0.07 if it
+is written after the cond). Small arrays are copied sooner than a window is read and written, if XLA
+starts the few ops of a step one by one (4096 numbers of a memo of products: 0.33 us and 0.45 us).
+Nor if a branch must also read it (on a GPU a small copy takes less time than a kernel for the
+window): the transpose of a snapshot reads its cotangent and clears it. And a loop that is
+differentiated may store the array in each step, which `undo-carried-writes` avoids. What XLA copies
+waits until JAX has differentiated: what a branch reads would be added to zeros in the branch, and
+these to the cotangent of the array, all of it in each step (1.7 times the time of plain JAX, where
+it was 0.7; a stack of 500 numbers of a calculator on JAX 0.12). Zeros with a window in them, as the
+transpose of a read makes them, are not made in a branch. A second cond pays if a loop stores the
+array for its gradient, a version of a cache for each step: `undo-carried-writes` then stores the
+windows.
 Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such steps took 15 ms.
 """
 
@@ -102,12 +103,12 @@ class WriteAfterBranches(Pass[WrittenInBranch]):
     anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)
 
     def find(self, op: Cond) -> Iterator[WrittenInBranch]:
-        if loop_of(op) is not None:
-            found = list(branch_writes(op))  # (1)
-            for writes in found:
-                beside = tuple(_beside(writes, found)) if writes.are_read else ()
-                says = writes.says + (f", with {len(beside)} more" if beside else "")
-                yield WrittenInBranch(op, says, writes, beside)
+        is_once = loop_of(op) is None
+        found = [w for w in branch_writes(op) if w.are_of_zeros or not is_once]  # (1)
+        for writes in found:
+            beside = tuple(_beside(writes, found)) if writes.are_read else ()
+            says = writes.says + (f", with {len(beside)} more" if beside else "")
+            yield WrittenInBranch(op, says, writes, beside, is_cleanup=is_once)
 
     def refuse(self, match: WrittenInBranch) -> str | None:
         return _why_not(match.writes)
@@ -141,6 +142,8 @@ def _why_not(writes: BranchWrites) -> str | None:
         return reason
     if writes.are_read and not (writes.are_stored and can_move(cond)):  # (3)
         return f"what {first.op.name} makes is read in the branch, too"
+    if loop_of(cond) is None:
+        return None
     if isinstance(loop_of(cond), Scan):
         is_one = first.is_located and len(writes.made) == 1
         if writes.are_of_zeros or writes.are_read or is_one:

@@ -213,7 +213,7 @@ def test_the_rows_of_all_steps():
             t:f32[16,16] = transpose d
             return t
           }
-        """,
+        """,  # noqa: E501
     )
 
 

@@ -708,6 +708,21 @@ def test_outside_of_loops():
     assert not run_alone((AFTER,), graph).record(AFTER.name, False).rewrites
 
 
+def test_zeros_outside_of_loops():
+    """(1) Others may make something of the window alone; by itself it is no reason to do so."""
+
+    def program(x, p, i):
+        row = lambda: lax.dynamic_update_slice(jnp.zeros((64, 4)), x, (i, 0))
+        return lax.cond(p, row, lambda: jnp.zeros((64, 4)))
+
+    graph = import_jaxpr(traced(program, "f32[1,4]", "bool[]", "i32[]"))
+    (rewrite,) = run_alone((AFTER,), graph).record(AFTER.name, False).rewrites
+    assert rewrite.is_cleanup
+    assert any(op.name == "dynamic_update_slice" for op in graph.body.ops)
+    args = jnp.ones((1, 4)), True, 70
+    assert_same_bits(evaluate_exactly(graph, *args), [program(*args)])
+
+
 def test_the_transpose():
     """What the branch that writes clears, and reads, of a cotangent."""
     step = lambda b, i, x: lax.cond(x > 0, lambda: update(b, jnp.sin(x), i), lambda: b)

@@ -21,6 +21,7 @@ from jaxpr_opt.analysis.windows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.windows.scatter_chains import Link, Piece, added, is_read_nowhere
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, numbers_of
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import Readers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
@@ -87,7 +88,7 @@ def added_rows(array: Value) -> AddedRows | None:
     pending = Readers(array.region)
     pending.add(array)
     for op in pending:
-        rows = _rows(op, axes)
+        rows = _rows(op, axes) if len(ops) < limits.OPS_OF_ROWS else None
         if rows is None:
             if array in op.operands:
                 return None

@@ -14,6 +14,7 @@ from math import prod
 
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.selections import Selection, selection
+from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import Makers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value
@@ -113,13 +114,11 @@ def _read_by_rows(array: Value, whole: Container[Op]) -> tuple[set[Op], list[Sel
         found = [selection(user) for user in op.result.users if user not in ops]
         rows = [each for each in found if each is not None and each.array is op.result]
         is_computed = op.name in ALIKE or op.name in SHAPED
+        is_many = len(reads) + len(rows) > limits.READS_OF_ROWS or len(ops) == limits.OPS_OF_ROWS
+        if op in whole or not is_computed or is_many:
+            continue
         # Conditions 2, 3 of compute-read-rows.
-        if (
-            op in whole
-            or not is_computed
-            or len(rows) < len(found)
-            or not all(map(_is_counted, rows))
-        ):
+        if len(rows) < len(found) or not all(map(_is_counted, rows)):
             continue
         ops.add(op)
         reads += rows
