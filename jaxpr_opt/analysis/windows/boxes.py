@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -32,6 +33,13 @@ class Box:
         if not all(a < b for a, b in zip(starts, ends, strict=True)):
             return None
         return _between(starts, ends)
+
+    def overlaps(self, other: Box) -> bool:
+        """Whether an element is in both."""
+        for a, n, b, m in zip(self.starts, self.sizes, other.starts, other.sizes, strict=True):
+            if a + n <= b or b + m <= a or not (n and m):
+                return False
+        return True
 
     def around(self, other: Box) -> Box:
         """The smallest window with the elements of both."""
@@ -103,10 +111,16 @@ def box_of(found: Access | None) -> Box | None:
 class Boxes:
     """Windows of which no two have an element in common: of those that would, the common part is a
     window of its own if they lie along one axis, else they are put together.
+
+    They are kept in the order of their starts along one axis, so that those near a window are
+    found without looking at all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, axis: int = 0) -> None:
+        self._axis = axis
         self._boxes: dict[Box, None] = {}
+        self._sorted: list[Box] = []
+        self._longest = 0
 
     def __iter__(self) -> Iterator[Box]:
         return iter(self._boxes)
@@ -119,36 +133,55 @@ class Boxes:
         pending = [*boxes]
         while pending:
             box = pending.pop()
-            other = self._overlapping(box)
+            other = box if box in self._boxes else next(self._overlapping(box), None)
             if other is None:
-                self._boxes[box] = None
+                self._put(box)
             elif other != box:
-                del self._boxes[other]
                 pieces = other.divided(box)
                 if pieces is None:
+                    self._replace(other, [])
                     pending.append(box.around(other))
                 else:
-                    self._boxes.update(dict.fromkeys(pieces))
+                    self._replace(other, pieces)
                     pending += box.divided(other) or ()
 
     def divide(self, by: Box) -> None:
         """Divide what is in part in a window."""
-        for box in list(self._boxes):
-            pieces = box.divided(by) if box.common(by) is not None else None
+        for box in list(self._overlapping(by)):
+            pieces = box.divided(by)
             if pieces is not None and len(pieces) > 1:
-                del self._boxes[box]
-                self._boxes.update(dict.fromkeys(pieces))
+                self._replace(box, pieces)
 
     def covering(self, box: Box) -> list[Box]:
         """Those that have elements of a window, in order."""
         if box in self._boxes:
             return [box]
-        return sorted((b for b in self._boxes if b.common(box)), key=lambda b: b.starts)
+        return sorted(self._overlapping(box), key=lambda b: b.starts)
 
-    def _overlapping(self, box: Box) -> Box | None:
-        if box in self._boxes:
-            return box
-        return next((each for each in self._boxes if each.common(box) is not None), None)
+    def _overlapping(self, box: Box) -> Iterator[Box]:
+        """Those that have elements of a window."""
+        start, end = self._side(box), self._side(box) + self._length(box)
+        first = bisect_right(self._sorted, start - self._longest, key=self._side)
+        last = bisect_left(self._sorted, end, key=self._side)
+        return filter(box.overlaps, self._sorted[first:last])
+
+    def _replace(self, box: Box, pieces: Iterable[Box]) -> None:
+        del self._boxes[box]
+        at = bisect_left(self._sorted, self._side(box), key=self._side)
+        del self._sorted[self._sorted.index(box, at)]
+        for piece in pieces:
+            self._put(piece)
+
+    def _put(self, box: Box) -> None:
+        self._boxes[box] = None
+        insort(self._sorted, box, key=self._side)
+        self._longest = max(self._longest, self._length(box))
+
+    def _side(self, box: Box) -> int:
+        return box.starts[self._axis] if box.starts else 0
+
+    def _length(self, box: Box) -> int:
+        return box.sizes[self._axis] if box.sizes else 1
 
 
 def _between(starts: tuple[int, ...], ends: tuple[int, ...]) -> Box:

@@ -187,7 +187,7 @@ def _fill_in(found: TakenApart) -> bool:
     """Find which windows are needed; whether they are not too many."""
     needed, left = found.needed, limits.WINDOWS_TAKEN_APART
     asked = list[tuple[Value, Box]]()
-    needed.update((version, Boxes()) for version in found.versions)
+    needed.update((version, Boxes(_longest_axis(version))) for version in found.versions)
 
     def ask(array: Value, box: Box) -> None:
         if array in needed:
@@ -211,6 +211,10 @@ def _fill_in(found: TakenApart) -> bool:
             for at, part in parts(value, box):
                 ask(value.op.operands[at], part)
     return all(is_a_row(needed[array].covering(box), box) for array, box in asked)
+
+
+def _longest_axis(array: Value) -> int:
+    return max(range(len(array.shape)), key=lambda axis: array.shape[axis], default=0)
 
 
 def is_a_row(boxes: list[Box], box: Box) -> bool:
