@@ -43,15 +43,16 @@ Ops stay in the step if XLA makes them where they are read, at no cost: ops that
 of their operand (a broadcast, a slice, a transpose), unless a hoisted op or a residual needs them,
 or the result is a small array of more than a few numbers; reshapes; arithmetic on row and column
 numbers (a causal mask, an identity matrix) and its sums, which XLA folds; a little arithmetic on
-what is repeated; and the transpose of a matrix that only products read. If an op that repeats
+what is repeated, or on narrower numbers (a mask as floats) that elementwise ops read; and the
+transpose of a matrix that only products read. If an op that repeats
 numbers is hoisted for another op, the ops that stay read a copy that the step makes.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 
 Cost: a residual of n rows becomes one value; an op runs once instead of n times. XLA hoists a
 little arithmetic, too: alone it is no reason to touch a program. It makes a value that only moves
-elements, or is made of numbers alone, or by a few ops of what is repeated, where it is read;
-hoisted, it would take memory as long as the loop runs, and be read in each step, and each of a few
+elements, or is made of numbers alone, or by a few ops of what is repeated or narrower, where it is
+read; hoisted, it would take memory as long as the loop runs, and be read in each step, and each of a few
 numbers is one more operand of every step.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.

@@ -323,6 +323,28 @@ def test_spread_value_leaves_with_the_op_that_needs_it():
     )
 
 
+def masked_step(mask, w, xs, product):
+    """A mask as floats, and what it is multiplied with, or a product of it."""
+
+    def step(c, x):
+        m = 1.0 - mask.astype(jnp.float32)
+        return (c @ m if product else c * m) + x * jnp.exp(w), None
+
+    return lax.scan(step, jnp.ones((4, 4)), xs)[0]
+
+
+@pytest.mark.parametrize("product", [False, True], ids=["elementwise", "product"])
+def test_mask_is_read_as_truth_values_where_it_is_multiplied(product):
+    """(4) Cost: as floats it would take four times the memory, as long as the loop runs."""
+    step = partial(masked_step, product=product)
+    graph = import_jaxpr(traced(step, "bool[4,4]", "f32[4,4]", "f32[8,4,4]"))
+    run_alone([HOIST], graph)
+    (scan,) = scans(graph)
+    names = {op.name for op in scan.body.ops}
+    assert "exp" not in names
+    assert ("convert_element_type" in names) == (not product)
+
+
 def test_spread_value_that_leaves_is_made_again_for_what_stays():
     """(4) Cost: read from before the loop it would be an array, here in the loop inside, too."""
 

@@ -16,6 +16,7 @@ from jaxpr_opt.ir.graph import Constant, Op, Scan, Value
 from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.traits import (
     ARRANGING,
+    ELEMENTWISE,
     REDUCING,
     can_move,
     is_arithmetic,
@@ -55,7 +56,9 @@ class _Leaving:
         self.numbers: set[Op] = set()
         """Those made of constants alone."""
         self.spread: dict[Op, int] = {}
-        """Those made of what is repeated, with how many ops that takes."""
+        """Those made of what is repeated, or of narrower numbers, with how many ops that takes."""
+        self.widened: set[Op] = set()
+        """Those made of narrower numbers."""
 
     def found(self) -> tuple[Op, ...]:
         for op in self.scan.body.ops:
@@ -109,11 +112,13 @@ class _Leaving:
             self.leaving[op] = None
 
     def is_spread(self, op: Op) -> bool:
-        """Whether making its result of what is repeated takes no longer than reading it."""
+        """Whether making its result of what is repeated, or of narrower numbers, takes no longer
+        than reading it.
+        """
         if not is_arithmetic(op) or op.result.size <= 1:
             return False
-        made = [v.op for v in op.operands if not isinstance(v, Constant)]
-        ops, model = 1, cost_model()
+        widens, ops, model = _is_widening(op), 1, cost_model()
+        made = [] if widens else [v.op for v in op.operands if not isinstance(v, Constant)]
         for each in made:
             if each is None or each not in self.waiting:
                 return False
@@ -122,6 +127,10 @@ class _Leaving:
             ops += self.spread.get(each, 0)
         if model.elementwise(op.result, ops) > model.read_windows(op.result.nbytes, 1):
             return False
+        if widens or not self.widened.isdisjoint(made):
+            if not all(each.name in ELEMENTWISE for each in op.result.users):
+                return False  # a product reads an array
+            self.widened.add(op)
         self.spread[op] = ops
         return True
 
@@ -130,6 +139,11 @@ class _Leaving:
         for op in backward_slice(values, lambda value: value.op not in self.waiting):
             self.waiting.discard(op)
             self.leaving[op] = None
+
+
+def _is_widening(op: Op) -> bool:
+    """Whether an op only makes wider numbers of its operand: of truth values, floats."""
+    return op.name == "convert_element_type" and op.operands[0].nbytes < op.result.nbytes
 
 
 def _is_of_numbers(value: Value) -> bool:
