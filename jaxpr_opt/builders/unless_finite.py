@@ -6,6 +6,7 @@ factors themselves, if all of these steps compute the same.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
@@ -18,7 +19,17 @@ from jax import lax
 from jaxpr_opt.analysis.steps.factors import Factors, SameFactors, factors, steps_for_ranges
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Known
-from jaxpr_opt.analysis.values.ranges import Range, fits, is_finite, ranged
+from jaxpr_opt.analysis.values.ranges import (
+    BETWEEN,
+    BY_SIZE,
+    Range,
+    between,
+    hull,
+    is_finite,
+    is_within,
+    limits_of,
+    ranged,
+)
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.skipped_steps import in_skipped_step
 from jaxpr_opt.cost import limits
@@ -145,34 +156,27 @@ def _question(
     is_double = np.float64 in (*made, *(array.dtype for array in arrays))
     number = np.dtype(np.float64 if is_double else np.float32)
 
-    def known(value: Known, ranges: Mapping[Value, Range]) -> Range:
-        if isinstance(value, Value):
-            return ranges[value]
-        end = lax.convert_element_type(np.asarray(value.value), number)
-        return end, end
+    sized = _read_by_size(found, reading) - {*changing.values()}
 
     def ask(row: jax.Array, *given: jax.Array) -> jax.Array:
-        of_arrays = dict(zip(arrays, (_range_of(each, number) for each in given), strict=True))
-        truth = lax.full((), 0, number), lax.full((), 1, number)
+        of_arrays = {
+            array: _range_of(each, number, array in sized)
+            for array, each in zip(arrays, given, strict=True)
+        }
+        truth = number.type(0), number.type(1)
         fixed = {v: of_arrays[array] for v, array in reading.items()} | dict.fromkeys(truths, truth)
         for value, each in found.bounded.items():
-            fixed[value] = lax.full((), each.low, number), lax.full((), each.high, number)
+            fixed[value] = number.type(each.low), number.type(each.high)
 
-        def look(moving: Sequence[Range]) -> tuple[jax.Array, list[Range]]:
+        def look(moving: Sequence[Range]) -> tuple[Any, list[Range]]:
             """Whether factors are finite in a step, and the ranges of what changes after it."""
             ranges = fixed | dict(zip(changing, moving, strict=True))
-            told = []
-            for op, operands in found.ops:
-                of_op = ranged(op, *(known(v, ranges) for v in operands))
-                told.append(fits(op, of_op))
-                ranges |= dict.fromkeys(op.results, of_op)
-            told += [is_finite(ranges[v]) for v in found.values if v in fixed or v in changing]
-            after = [known(v, ranges) for v in found.changing.values()]
-            return reduce(lax.bitwise_and, told), after
+            finite = _are_finite_in_step(found, ranges, number)
+            return finite, [_known(v, ranges, number) for v in found.changing.values()]
 
         begun = [of_arrays[array] for array in changing.values()]
         if not begun:
-            return look(begun)[0]
+            return lax.convert_element_type(look(begun)[0], np.bool_)
 
         def step(state: Any) -> Any:
             row, finite, moving = state
@@ -188,8 +192,52 @@ def _question(
     return ask, [*arrays]
 
 
-def _range_of(array: jax.Array, number: np.dtype[Any]) -> Range:
-    """The least and the greatest element of an array."""
+def _are_finite_in_step(
+    found: Factors, ranges: dict[Value, Range], number: np.dtype[Any]
+) -> jax.Array | np.bool_:
+    """Whether factors are finite in a step; `ranges` are those of what it reads, to which those of
+    what it makes are added.
+    """
+    finite = [ranges[v] for v in found.values if v in ranges]
+    held: dict[Range | None, list[Range]] = {}
+    for op, operands in found.ops:
+        of_operands = [_known(v, ranges, number) for v in operands]
+        if op.name in BETWEEN:
+            made = between(op, *of_operands)
+            finite += of_operands
+        else:
+            made = ranged(op, *of_operands)
+            held.setdefault(limits_of(op, number), []).append(made)
+        ranges |= dict.fromkeys(op.results, made)
+    told = [is_finite(hull(*finite))] if finite else []
+    told += [is_within(hull(*made), by) for by, made in held.items() if by is not None]
+    return reduce(operator.and_, told) if told else np.True_
+
+
+def _known(value: Known, ranges: Mapping[Value, Range], number: np.dtype[Any]) -> Range:
+    if isinstance(value, Value):
+        return ranges[value]
+    end = np.asarray(value.value).astype(number)[()]
+    return end, end
+
+
+def _read_by_size(found: Factors, reading: Mapping[Value, Value]) -> Set[Value]:
+    """The arrays of which nothing but the greatest absolute value is asked."""
+    by_ends = {v for op, operands in found.ops if op.name not in BY_SIZE for v in operands}
+    ends = {array for v, array in reading.items() if v in by_ends}
+    return {a for a in reading.values() if a not in ends and dtypes.is_inexact(a.dtype)}
+
+
+def _range_of(array: jax.Array, number: np.dtype[Any], by_size: bool) -> Range:
+    """The least and the greatest element of an array, or numbers as far from zero; nothing is known
+    if it has none.
+    """
+    if 0 in array.shape:
+        return number.type(np.nan), number.type(np.nan)
+    if by_size:
+        most = lax.reduce_max(lax.abs(array), range(array.ndim))
+        most = lax.convert_element_type(most, number)
+        return -most, most
     ends = (reduce_by(array, range(array.ndim)) for reduce_by in (lax.reduce_min, lax.reduce_max))
     least, most = (lax.convert_element_type(end, number) for end in ends)
     return least, most

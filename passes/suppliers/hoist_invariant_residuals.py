@@ -52,8 +52,8 @@ Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 Cost: a residual of n rows becomes one value; an op runs once instead of n times. XLA hoists a
 little arithmetic, too: alone it is no reason to touch a program. It makes a value that only moves
 elements, or is made of numbers alone, or by a few ops of what is repeated or narrower, where it is
-read; hoisted, it would take memory as long as the loop runs, and be read in each step, and each of a few
-numbers is one more operand of every step.
+read; hoisted, it would take memory as long as the loop runs, and be read in each step, and each of
+a few numbers is one more operand of every step.
 Source: MLIR's scf loop-invariant code motion; https://github.com/jax-ml/jax/issues/8239 is what
 happens to weights without it on jax 0.10.
 """

@@ -94,11 +94,11 @@ def test_sums_of_rows_that_count():
         +       a6:i32[] = add c4 1
         +       yield carry(a6, a3, a5)
         +     }
-        +     r1:f32[] = reduce_min[axes=(0, 1)] rows
-        +     r2:f32[] = reduce_max[axes=(0, 1)] rows
-        +     a3:f32[] = abs r1
-        +     a4:f32[] = abs r2
-        +     m1:f32[] = max a3 a4
+        +     a3:f32[6,2] = abs rows
+        +     r1:f32[] = reduce_max[axes=(0, 1)] a3
+        +     n:f32[] = neg r1
+        +     n1:f32[] = neg n
+        +     m1:f32[] = max n1 r1
         +     l1:bool[] = lt m1 inf
         +     g:bool[] = ge c7 6
         +     o:bool[] = or l1 g
@@ -132,6 +132,7 @@ MAKES = {
     "cases": lambda row, x: jnp.where(row > x, jnp.floor(row), jnp.clip(x, -1.0, 1.0)),
     "scales": lambda row, x: jnp.log(jax.nn.softplus(row) + 1e-3) / jax.nn.softplus(-row),
     "functions": lambda row, x: jax.nn.gelu(row) + jax.nn.sigmoid(x) * jnp.cos(row) + jnp.sin(x),
+    "a cosine": lambda row, x: jnp.cos(row),
     "sorted": lambda row, x: jnp.sort(row)[::-1],
     "sums": lambda row, x: jnp.cumsum(row) + jnp.sum(x) - jnp.concatenate([row[:1], -x[1:]]),
 }
