@@ -18,6 +18,7 @@ from bench.harness import Program, optimizer, optional
 from bench.sweep import Options, sweep
 from examples import (
     alignment,
+    chosen_rows,
     delay_equation,
     kv_cache,
     lookups,
@@ -239,6 +240,20 @@ FAMILIES = [
         lookups.arguments,
         8192,
         gradient=None,
+    ),
+    Family(
+        "rows of all pairs",
+        chosen_rows.farthest,
+        chosen_rows.farthest_by_hand,
+        chosen_rows.arguments,
+        2048,
+    ),
+    Family(
+        "rows of a kernel",
+        chosen_rows.factored,
+        chosen_rows.factored_by_hand,
+        chosen_rows.arguments,
+        2048,
     ),
     Family("phases", phases.warm_up, phases.warm_up_by_hand, phases.arguments, 4096),
     Family(

@@ -86,6 +86,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, nested": (COPIES, LINEAR),
     "embeddings, some steps": (COPIES, LAST_EVENT),
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
+    "rows of all pairs": (Powers(2, 1, 2), LINEAR),
+    "rows of a kernel": (QUADRATIC, LINEAR),
     "phases": (LINEAR, LINEAR),
     "phases that come round": (LINEAR, LINEAR),
     "padded sequences": (LINEAR, Powers(1, 1, 1, iteration=1)),

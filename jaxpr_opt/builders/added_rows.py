@@ -129,10 +129,10 @@ def _listed(rows: _Rows, link: Link, axis: int, rw: Rewriter, before: Op) -> _Ro
     if not rows.are_run:
         return rows
     count = rows.values.shape[axis]
-    last = _NUMBER(link.result.shape[axis] - count)
+    last = link.result.shape[axis] - count
 
     def places(first: jax.Array) -> jax.Array:
-        start = lax.clamp(_NUMBER(0), lax.convert_element_type(first, _NUMBER), last)
+        start = lax.convert_element_type(_in_range(first, last), _NUMBER)
         return lax.add(lax.broadcast(start, (count,)), lax.iota(_NUMBER, count))
 
     return _Rows(rows.values, rw.insert(places, rows.places, before=before), are_run=False)
@@ -190,13 +190,21 @@ def _scattered(link: Piece, axis: int, rw: Rewriter, before: Op) -> _Rows:
         moved, number = lax.transpose(update, order), lax.squeeze(index, (1,))
         if not drops:
             return moved
-        inside = lax.bitwise_and(number >= 0, number <= dtypes.wrapped(number.dtype, last))
+        inside = lax.eq(number, _in_range(number, last))
         kept = lax.broadcast_in_dim(inside, moved.shape, (axis,))
         return lax.select(kept, moved, lax.full_like(moved, 0))
 
     def places(index: jax.Array) -> jax.Array:
         number = lax.squeeze(index, (1,))
-        return lax.convert_element_type(lax.clamp(number.dtype.type(0), number, last), _NUMBER)
+        return lax.convert_element_type(_in_range(number, last), _NUMBER)
 
     values = rw.insert(rows, link.update, *link.indices, before=before)
     return _Rows(values, rw.insert(places, *link.indices, before=before), are_run=False)
+
+
+def _in_range(index: jax.Array, last: int) -> jax.Array:
+    """The nearest indices from 0 to the last, which the dtype need not hold."""
+    least, most = (
+        np.asarray(n, index.dtype) for n in (0, min(last, dtypes.limits(index.dtype)[1]))
+    )
+    return lax.clamp(least, index, most)

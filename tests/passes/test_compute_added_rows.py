@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -237,6 +238,15 @@ def test_gradients_of_reads(read):
     ids = jnp.array([3, 600, 3, -2])
     want = tables(read)(x, w, ids)
     assert_close(optimize(tables(read))(x, w, ids), want)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint32])
+def test_places_of_other_types(dtype):
+    """(1) Some are beyond what int32 holds."""
+    x, w = jnp.cos(jnp.arange(512.0 * 16)).reshape(512, 16), jnp.eye(16)
+    ids = jnp.asarray(np.array([3, -1, 3, 100]).astype(dtype))
+    read = lambda t, i: lax.dynamic_slice(t, (i, dtype(0)), (1, 16), allow_negative_indices=False)
+    assert_close(optimize(tables(read))(x, w, ids), tables(read)(x, w, ids))
 
 
 @pytest.mark.parametrize("name", ["a row", "an element", "two rows", "rows of a gather"])
