@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-STEPS = 64
+CHOSEN, RANK = 64, 16
 
 Row = Callable[[jax.Array], jax.Array]
 """A row of the matrix, by its number."""
@@ -41,7 +41,7 @@ def _chosen(row: Row, count: int) -> jax.Array:
         return (nearest, jnp.argmax(nearest)), None
 
     init = jnp.full(count, jnp.inf), jnp.zeros((), int)
-    return jnp.sum(lax.scan(step, init, None, length=STEPS)[0][0])
+    return jnp.sum(lax.scan(step, init, None, length=CHOSEN)[0][0])
 
 
 def factored(points: jax.Array) -> jax.Array:
@@ -59,18 +59,16 @@ def factored_by_hand(points: jax.Array) -> jax.Array:
 
 
 def _left(row: Row, count: int) -> jax.Array:
-    def step(
-        state: tuple[jax.Array, jax.Array], t: jax.Array
-    ) -> tuple[tuple[jax.Array, ...], None]:
+    def step(state: State, t: jax.Array) -> tuple[State, None]:
         factor, left = state
         i = jnp.argmax(left)
         column = (row(i) - factor @ factor[i]) / jnp.sqrt(left[i])
-        return (factor.at[:, t].set(column), jnp.maximum(left - column**2, 1e-6)), None
+        return (factor.at[:, t].set(column), jnp.maximum(left - column**2, 0.1)), None
 
-    init = jnp.zeros((count, STEPS)), jnp.ones(count)
-    return jnp.sum(lax.scan(step, init, jnp.arange(STEPS))[0][1])
+    init = jnp.zeros((count, RANK)), jnp.ones(count)
+    return jnp.sum(lax.scan(step, init, jnp.arange(RANK))[0][1])
 
 
 def arguments(size: int = 1024, width: int = 8) -> tuple[jax.Array]:
     """Points."""
-    return (jax.random.normal(jax.random.key(0), (size, width)),)
+    return (0.5 * jax.random.normal(jax.random.key(0), (size, width)),)

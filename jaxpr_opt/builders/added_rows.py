@@ -183,19 +183,22 @@ def _scattered(link: Piece, axis: int, rw: Rewriter, before: Op) -> _Rows:
     """The rows that a scatter adds; zeros for those that it drops."""
     numbers, last = numbers_of(link.op), link.result.shape[axis] - 1
     kept, drops = numbers.update_window_dims, mode_of(link.op) != lax.GatherScatterMode.CLIP
-    (lead,) = (d for d in range(len(link.update.shape)) if d not in kept)
-    order = [*kept[:axis], lead, *kept[axis:]]
+    lead = [d for d in range(len(link.update.shape)) if d not in kept]
+    count = prod(link.indices[0].shape)
 
     def rows(update: jax.Array, index: jax.Array) -> jax.Array:
-        moved, number = lax.transpose(update, order), lax.squeeze(index, (1,))
+        shape = [count if d == axis else n for d, n in enumerate(link.result.shape)]
+        moved = lax.reshape(lax.transpose(update, [*kept[:axis], *lead, *kept[axis:]]), shape)
+        number = lax.reshape(index, (count,))
         if not drops:
             return moved
         inside = lax.eq(number, _in_range(number, last))
-        kept = lax.broadcast_in_dim(inside, moved.shape, (axis,))
-        return lax.select(kept, moved, lax.full_like(moved, 0))
+        return lax.select(
+            lax.broadcast_in_dim(inside, moved.shape, (axis,)), moved, lax.full_like(moved, 0)
+        )
 
     def places(index: jax.Array) -> jax.Array:
-        number = lax.squeeze(index, (1,))
+        number = lax.reshape(index, (count,))
         return lax.convert_element_type(_in_range(number, last), _NUMBER)
 
     values = rw.insert(rows, link.update, *link.indices, before=before)

@@ -77,7 +77,7 @@ class ComputeAddedRows(Pass[RowsInZeros]):
 
     def find(self, op: Op) -> Iterator[RowsInZeros]:
         for array in op.results:
-            found = added_rows(array) if array.uses else None  # (1, 2, 3)
+            found = added_rows(array)  # (1, 2, 3)
             if found is not None:
                 made = [o.name for o in found.ops if not cost_model().is_made_where_read(o)]
                 if made:

@@ -257,6 +257,68 @@ def test_no_whole_table_is_left(name):
     assert not any("f32[512,16] = tanh" in line for line in text.splitlines())
 
 
+def backward(fun):
+    """A program that computes a gradient by a rule of the user."""
+
+    def back(rows, w, ids):
+        rule = jax.custom_vjp(lambda rows: rows)
+        rule.defvjp(lambda rows: (rows, None), lambda _, rows: (fun(rows, w, ids),))
+        return jax.vjp(rule, rows)[1](rows)[0]
+
+    return back
+
+
+GIVEN = "f32[4,16]", "f32[16,512]", "i32[4]"
+ADDED_BY = {
+    "a scatter": (lambda rows, w, ids: jnp.zeros((512, 16)).at[ids].add(rows), True),
+    "a scatter that keeps the last": (
+        lambda rows, w, ids: jnp.zeros((512, 16)).at[ids].set(rows),
+        False,
+    ),
+    "a scatter of elements": (
+        lambda rows, w, ids: jnp.zeros((512, 16)).at[ids, ids].add(rows[:, 0]),
+        False,
+    ),
+    "a scatter of a table of rows": (
+        lambda rows, w, ids: jnp.zeros((512, 16)).at[ids.reshape(2, 2)].add(rows.reshape(2, 2, 16)),
+        True,
+    ),
+    "a scatter of parts": (
+        lambda rows, w, ids: jnp.zeros((512, 16)).at[ids, :8].add(rows[:, :8]),
+        False,
+    ),
+    "a loop": (
+        lambda rows, w, ids: lax.scan(
+            lambda c, r: (c.at[r[1]].add(r[0]), ()), jnp.zeros((512, 16)), (rows, ids)
+        )[0],
+        True,
+    ),
+    "a loop that reads them": (
+        lambda rows, w, ids: lax.scan(
+            lambda c, r: (c.at[r[1]].add(r[0] * c[0]), ()), jnp.zeros((512, 16)), (rows, ids)
+        )[0],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ADDED_BY)
+def test_by_what_rows_are_added(case):
+    """(1)"""
+    add, fires = ADDED_BY[case]
+    alone(ADDED, backward(lambda *given: (given[1] @ add(*given))[:4]), *GIVEN, fires=fires)
+
+
+def test_rows_and_columns():
+    """(2) A row of the sum is no row of both."""
+
+    def back(rows, w, ids):
+        zeros = jnp.zeros((512, 512)).at[ids].add(rows @ w)
+        return jnp.broadcast_to(jnp.sum(zeros + zeros.T, 1)[:4, None], (4, 16))
+
+    alone(ADDED, backward(back), *GIVEN, fires=False)
+
+
 def test_what_else_reads_the_zeros():
     """(1) Then they are made."""
 

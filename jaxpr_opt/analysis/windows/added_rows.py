@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.values.linearity import (
@@ -119,7 +120,7 @@ def _count(link: Link) -> Mapping[int, int]:
     shape, update = link.result.shape, link.update.shape
     if link.op.name == "scatter-add":
         axis = picked_axis(link.op)
-        return {} if axis is None else {axis: link.indices[0].shape[0]}
+        return {} if axis is None else {axis: prod(link.indices[0].shape[:-1])}
     # Condition 1 of compute-added-rows.
     if link.op.name == "scatter":
         return {}
@@ -128,9 +129,9 @@ def _count(link: Link) -> Mapping[int, int]:
 
 def picked_axis(scatter: Op) -> int | None:
     """The axis along which a scatter adds whole rows at several places; None if it does not."""
-    numbers, (array, index, update) = numbers_of(scatter), scatter.operands
+    numbers, (array, _, update) = numbers_of(scatter), scatter.operands
     # Condition 1 of compute-added-rows.
-    if len(numbers.scatter_dims_to_operand_dims) != 1 or len(index.shape) != 2:
+    if len(numbers.scatter_dims_to_operand_dims) != 1:
         return None
     (axis,) = numbers.scatter_dims_to_operand_dims
     if tuple(numbers.inserted_window_dims) != (axis,) or numbers.operand_batching_dims:
