@@ -189,8 +189,8 @@ def test_what_is_refused(program, shapes, because):
     ("program", "shapes"),
     {
         "in pairs": (  # (1)
-            lambda h, w: jnp.einsum("bk,bkn->bn", jnp.broadcast_to(h, (256, 32)), w),
-            ["f32[32]", "f32[256,32,8]"],
+            lambda h, w: jnp.broadcast_to(h, (256, 64, 32)) @ w,
+            ["f32[64,32]", "f32[256,32,64]"],
         ),
         "of both factors": (  # (3)
             lambda g, w: (g @ w).sum((0, 1)),

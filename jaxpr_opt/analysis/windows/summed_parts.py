@@ -90,7 +90,7 @@ def summed_parts(product: Op) -> SummedParts | None:
     for position in range(2):
         others = [axis_of_operand(product, 1 - position, axis) for axis in summed]
         # Condition 3 of multiply-repeated-rows.
-        if summed and set(others) == {None}:
+        if set(others) == {None}:
             return SummedParts(product, axis, position, found)
     return None
 
