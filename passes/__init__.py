@@ -63,6 +63,7 @@ from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
+from jaxpr_opt.passes.windows.carry_mapped_rows import CarryMappedRows
 from jaxpr_opt.passes.windows.carry_picked_rows import CarryPickedRows
 from jaxpr_opt.passes.windows.compute_added_rows import ComputeAddedRows
 from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
@@ -113,8 +114,9 @@ WINDOWS = (
     ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
     SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
     WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),
-    ComputeReadRows(), TakeTopK(), CarryLastRows(), CarryPickedRows(), MakeStreamedRows(),
-    MapBeforeWriting(), ComputeAddedRows(), AccumulateSparseCotangents(), NarrowCarriedArrays(),
+    ComputeReadRows(), CarryMappedRows(), TakeTopK(), CarryLastRows(), CarryPickedRows(),
+    MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(), AccumulateSparseCotangents(),
+    NarrowCarriedArrays(),
     TraceBackRows(), ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),
 )  # fmt: skip
 

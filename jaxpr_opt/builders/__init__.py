@@ -26,6 +26,7 @@ reads and writes of windows
 `reduced_rows`                                      reductions of zeros with rows in them
 `at_most_once`                                      a step that is taken once, or not at all
 loops
+`mapped_carries`                                    a loop that carries what it makes of rows
 `narrow_carry`, `sliding_rows`, `ring_rows`,        a loop that carries less of an array
 `traced_rows`, `register_windows`
 `merged_loop`, `split_loop`, `pieces`               one loop of two, two of one

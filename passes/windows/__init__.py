@@ -11,6 +11,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `take-top-k`                    few elements at one end of a sorted array are selected
 `carry-last-rows`               a stack of which the last row is read is that row, carried
 `carry-picked-rows`             a stack of which the data say which row is read is that row, carried
+`carry-mapped-rows`             what is made of rows of which a step changes few is carried
 `make-streamed-rows`            what a loop streams is made row by row, in the step
 `map-stacked-rows`              what is made of each row of a stack is made in the loop, and stacked
 `forward-written-windows`       a read of a written window is the written value, or may be

@@ -546,6 +546,8 @@ def test_components_of_a_slice():
         (lambda i, n: lax.select_n(jnp.clip(n, 1, 2), 9, i, i + 7), (0, 11)),
         (lambda i, n: np.array([3, 1, 2]) + i * n * 0, (1, 3)),
         (lambda i, n: lax.dynamic_slice(jnp.clip(n, 0, 7)[None], (i,), (1,))[0], (0, 7)),
+        (lambda i, n: lax.argmin(jnp.full(6, n), 0, I32), (0, 5)),
+        (lambda i, n: jnp.max(lax.argmax(jnp.full((2, 300), n), 1, I8)).astype(I32), (-128, 127)),
     ],
 )
 def test_ranges(of, expected):

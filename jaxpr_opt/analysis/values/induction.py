@@ -31,11 +31,20 @@ from jaxpr_opt.analysis.values.intervals import (
 )
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import dimension_of, is_in_order, starts_of, strides_of
+from jaxpr_opt.bridge.parameters import (
+    axes_of,
+    dimension_of,
+    is_in_order,
+    starts_of,
+    strides_of,
+)
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import other_side
 from jaxpr_opt.ir.facts import memory, remembered
 from jaxpr_opt.ir.graph import Carry, Constant, Op, Scan, Value
+
+_PLACES = frozenset({"argmax", "argmin"})
+"""Ops that say where along an axis an element is."""
 
 StepsOfNest = Mapping[Scan, int]
 """Loops, the outermost first, and by how many steps of one loop that they may replace each of their
@@ -300,6 +309,8 @@ class _Search:
             return self.bounds(op.operands[0], depth)
         if op.name == "select_n":
             return hull(self.bounds(v, depth) for v in self.cases(op, depth))
+        if op.name in _PLACES:
+            return 0, op.operands[0].shape[axes_of(op)[0]] - 1
         of_integers = all(map(_is_integer, op.operands))
         if of_integers and op.name in COMPARED_WITH_ZERO:
             outcome = self._compare(op, depth)

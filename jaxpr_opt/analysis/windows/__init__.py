@@ -22,6 +22,7 @@ one op
 `put_parts`                 all parts of an array, put together again
 `nested`                    a write to a window that is then put back into its array
 `moved_writes`              data movement of what is written, before the write
+`mapped_carries`            what a step makes of rows of a carry, of which it changes few
 `mapped_windows`            what is made of a window in zeros, before the write
 `shared_places`             writes of a batch at one place, by those rows that write
 `one_hot`                   masks that are true at one place

@@ -130,6 +130,23 @@ class StepQuestions(Prices):
         carried = self.doubtful(self.moved(sum(v.nbytes for v in values)))
         return again > self.started(1 + len(values)) + carried
 
+    def is_worth_mapping_once(
+        self,
+        values: Collection[Value],
+        ops: Sequence[Op],
+        again: float,
+        part: float,
+        *,
+        moves: bool,
+    ) -> bool:
+        """Whether making a part of values, which are carried, takes less time than making all of
+        them by these ops, in so many seconds: reading, computing and writing the part starts ops of
+        its own; and where all rows move, all are written.
+        """
+        written = sum(v.nbytes for v in values) * (1 if moves else part)
+        started = self.started(len(values) + len([op for op in ops if not is_view(op)]))
+        return again > self.doubtful(again * part + self.moved(written) + started)
+
     def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
         """Whether ops of a step take so little of its time that a loop of their own saves most."""
         inside = [each for op in ops for each in op.walk()]
