@@ -87,8 +87,8 @@ def _is_number(array: Value, axis: int) -> bool:
     op = array.op
     if op is not None and op.name == "broadcast_in_dim":
         (source,) = op.operands
-        is_last = axis == len(array.shape) - 1 == broadcast_dimensions_of(op)[-1]
-        return len(source.shape) == 1 and is_last and _is_number(source, 0)
+        is_along = tuple(broadcast_dimensions_of(op)) == (axis,)
+        return is_along and source.shape == array.shape[axis : axis + 1] and _is_number(source, 0)
     return op is not None and op.name == "iota" and dimension_of(op) == axis
 
 

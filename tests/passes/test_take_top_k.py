@@ -85,6 +85,10 @@ READS = {
     "places of the greatest in reverse": lambda x: jnp.argsort(x)[::-1][:FEW],
     "descending": lambda x: jnp.argsort(x, descending=True)[:FEW],
     "two arrays": lambda x: [each[:FEW] for each in lax.sort((x, jnp.sin(x)), num_keys=1)],
+    "one number for all": lambda x: lax.sort((x, jnp.full(N, 2.0)), num_keys=1)[1][:FEW],
+    "the first number for all": lambda x: lax.sort(
+        (x, lax.broadcast_in_dim(lax.iota("int32", 1), (N,), (0,))), num_keys=1
+    )[1][:FEW],
     "a batch": jax.vmap(lambda x: jnp.argsort(x)[:FEW], in_axes=1, out_axes=1),
 }
 
