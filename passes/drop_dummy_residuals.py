@@ -39,9 +39,10 @@ The untaken branch yields a dummy, JAX's `empty`, for residuals of the taken one
 
 Cost: the value must be the same at every step of the loop around the cond, so that it is never
 stacked. A value that changes stays unspecified in steps that do not need it, because such a step
-writes nothing. Exceptions are an index of a few bytes, as passes need it to see where an array is
-read and written, and a version of a buffer that a loop stores for its gradient: the loop back gets
-it by undoing writes (`undo-carried-writes`).
+writes nothing. Exceptions are a row of an array that the loop streams, which is there; an index of
+a few bytes, as passes need it to see where an array is read and written; and a version of a buffer
+that a loop stores for its gradient: the loop back gets it by undoing writes (`undo-carried-
+writes`).
 Source: https://github.com/jax-ml/jax/issues/8239.
 """
 
@@ -59,7 +60,8 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice
-from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Use, Value
+from jaxpr_opt.ir.devices import is_divided
+from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Scan, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import is_data_movement
 
@@ -109,7 +111,8 @@ class DropDummyResiduals(Pass[Dummy | ReadInBranch]):
         changing = changing_source(match.value, match.op)
         prices = cost_model()
         is_index = dtypes.is_integer(match.value.dtype) and prices.is_no_line(match.value.nbytes)
-        if changing is not None and not is_index and not is_undone(match.value, match.result):
+        is_there = is_index or _is_row(match.value) or is_undone(match.value, match.result)
+        if changing is not None and not is_there:
             return f"{name} changes from step to step with {changing.label}"
         made = _made_inside(match.value, match.op)
         steps = steps_of(loop_around(match.op)) if changing is None else 1
@@ -144,6 +147,12 @@ def _dummy(op: Op, result: Value, cases: tuple[Value, ...]) -> Iterator[Dummy]:
         if value.aval == result.aval:  # (1)
             says = f"{value.label} is read directly, not through the branch"
             yield Dummy(op, says, result, value)
+
+
+def _is_row(value: Value) -> bool:
+    """Whether a loop streams a value, so that its rows need not be stacked."""
+    loop = value.region.owner if value.region is not None else None
+    return isinstance(loop, Scan) and loop.stream_of(value) is not None and not is_divided(loop)
 
 
 def _made_inside(value: Value, op: Op) -> list[Op]:

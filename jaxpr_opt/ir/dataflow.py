@@ -112,41 +112,35 @@ def backward_slice(roots: Iterable[Value], stop: Callable[[Value], bool]) -> lis
     return list(order)
 
 
-class Makers:
-    """The ops of one result in a region that make values, each once, last to first."""
+class _Ops:
+    """Ops of a region that wait for their turn, each once."""
 
     def __init__(self, region: Region | None) -> None:
         self._region = region
         self._heap: list[tuple[int, int, Op]] = []
         self._seen: set[Op] = set()
-
-    def add(self, value: Value) -> None:
-        op = value.op
-        if op is None or op in self._seen or len(op.results) > 1 or op.region is not self._region:
-            return
-        assert op.region is not None
-        self._seen.add(op)
-        heapq.heappush(self._heap, (-op.region.order(op), len(self._seen), op))
 
     def __iter__(self) -> Iterator[Op]:
         while self._heap:
             yield heapq.heappop(self._heap)[-1]
 
+    def _wait(self, op: Op, sign: int) -> None:
+        if op not in self._seen and op.region is self._region is not None:
+            self._seen.add(op)
+            heapq.heappush(self._heap, (sign * self._region.order(op), len(self._seen), op))
 
-class Readers:
+
+class Makers(_Ops):
+    """The ops of one result in a region that make values, each once, last to first."""
+
+    def add(self, value: Value) -> None:
+        if value.op is not None and len(value.op.results) == 1:
+            self._wait(value.op, -1)
+
+
+class Readers(_Ops):
     """The ops of a region that read values, each once, first to last."""
-
-    def __init__(self, region: Region | None) -> None:
-        self._region = region
-        self._heap: list[tuple[int, int, Op]] = []
-        self._seen: set[Op] = set()
 
     def add(self, value: Value) -> None:
         for op in value.users:
-            if op not in self._seen and op.region is self._region is not None:
-                self._seen.add(op)
-                heapq.heappush(self._heap, (self._region.order(op), len(self._seen), op))
-
-    def __iter__(self) -> Iterator[Op]:
-        while self._heap:
-            yield heapq.heappop(self._heap)[-1]
+            self._wait(op, 1)

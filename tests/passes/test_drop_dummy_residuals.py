@@ -316,6 +316,49 @@ def test_residual_that_changes_from_step_to_step_stays_unspecified():
     check_refuses(DROP, program, "bool[8]", "f32[3]", because="changes from step to step with")
 
 
+def test_a_row_that_the_loop_streams_is_read_directly():
+    """Cost: it is in an array, and is not stacked."""
+
+    def program(ps, xs):
+        def step(c, px):
+            p, x = px
+            c, r = lax.cond(p, lambda: (jnp.sin(c * x), x), lambda: (c, anything(3)))
+            return c, jnp.where(p, r, 0.0)
+
+        return lax.scan(step, jnp.zeros(3), (ps, xs))
+
+    check_rewrite(
+        DROP,
+        program,
+        "bool[8]",
+        "f32[8,3]",
+        simplify=True,
+        diff="""
+          fn (ps:bool[8], xs:f32[8,3]) {
+            b:f32[3] = broadcast_in_dim 0.0
+            c:f32[3], ys:f32[8,3] = scan[8] carry(c=b) xs(x=ps, x1=xs) {
+        -     r:f32[3], r1:f32[3] = cond x {
+        +     r:f32[3] = cond x {
+                m:f32[3] = mul c x1
+                s:f32[3] = sin m
+        -       yield s, x1
+        +       yield s
+              } else {
+        -       u:f32[3] = undefined
+        -       yield c, u
+        +       yield c
+              }
+              b:f32[3] = broadcast_in_dim 0.0
+        -     s:f32[3] = select_n x b r1
+        +     s:f32[3] = select_n x b x1
+              yield carry(r) ys(s)
+            }
+            return c, ys
+          }
+        """,
+    )
+
+
 def test_a_version_that_a_loop_stores_is_read_directly():
     """The loop back undoes the write, and stores no version; a changed version stays."""
 
