@@ -200,18 +200,19 @@ def _are_finite_in_step(
     """
     finite = [ranges[v] for v in found.values if v in ranges]
     held: dict[Range | None, list[Range]] = {}
-    for op, operands in found.ops:
-        of_operands = [_known(v, ranges, number) for v in operands]
-        if op.name in BETWEEN:
-            made = between(op, *of_operands)
-            finite += of_operands
-        else:
-            made = ranged(op, *of_operands)
-            held.setdefault(limits_of(op, number), []).append(made)
-        ranges |= dict.fromkeys(op.results, made)
-    told = [is_finite(hull(*finite))] if finite else []
-    told += [is_within(hull(*made), by) for by, made in held.items() if by is not None]
-    return reduce(operator.and_, told) if told else np.True_
+    with np.errstate(all="ignore"):  # what is known is computed now
+        for op, operands in found.ops:
+            of_operands = [_known(v, ranges, number) for v in operands]
+            if op.name in BETWEEN:
+                made = between(op, *of_operands)
+                finite += of_operands
+            else:
+                made = ranged(op, *of_operands)
+                held.setdefault(limits_of(op, number), []).append(made)
+            ranges |= dict.fromkeys(op.results, made)
+        told = [is_finite(hull(*finite))] if finite else []
+        told += [is_within(hull(*made), by) for by, made in held.items() if by is not None]
+        return reduce(operator.and_, told) if told else np.True_
 
 
 def _known(value: Known, ranges: Mapping[Value, Range], number: np.dtype[Any]) -> Range:
