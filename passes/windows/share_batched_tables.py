@@ -13,7 +13,8 @@ After::
 when
 
 1. along the removed axis the table is repeated, and the gather takes the batch row of its own
-   index.
+   index;
+2. types do not say which device holds which rows: JAX would ask where those of the result are.
 
 Facts about the indices of a batch (sorted, unique) need not hold across rows, and are dropped.
 
@@ -30,6 +31,7 @@ from typing import ClassVar
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, numbers_of
 from jaxpr_opt.builders.shared_tables import read_of_one, without
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.sizes import bytes_text
@@ -59,6 +61,8 @@ class ShareBatchedTables(Pass[SharedRead]):
         kept = broadcast_dimensions_of(source)
         axes = tuple(a for a in range(len(source.result.shape)) if a not in kept)
         is_batch = set(axes) <= set(numbers_of(op).operand_batching_dims)
+        if any(map(is_sharded, (*op.operands, op.result))):  # (2)
+            return
         if is_batch and table.shape == without(source.result.shape, axes):  # (1)
             says = f"all rows read the same {bytes_text(table.nbytes)}, not a copy each"
             yield SharedRead(op, says, table, axes, about=op.operands[0])

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -139,3 +140,18 @@ def test_a_batch_of_lookups_under_a_condition(look_up, below, tables, order):
     compiled = jax.jit(ours).lower(*args).compile()
     assert_close(compiled(*args), jax.jit(plain)(*args))
     assert compiled.memory_analysis().temp_size_in_bytes < tables * args[0].nbytes
+
+
+def test_places_whose_types_say_where_they_are():
+    """(2) JAX does not know where the rows are then that are read of one table."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Explicit,))
+    numbers = lax.GatherDimensionNumbers((1,), (), (1,), (0,), (0,))
+
+    def program(table, ids):
+        copies = lax.broadcast(table, (4,))
+        return lax.gather(copies, ids[:, None], numbers, (1, 1), mode="clip")
+
+    with jax.set_mesh(mesh):
+        ids = jax.device_put(jnp.arange(4), NamedSharding(mesh, PartitionSpec("i")))
+        graph = import_jaxpr(traced(program, jnp.ones(8), ids))
+    assert not run_alone((SHARE,), graph).record(SHARE.name, False).rewrites
