@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, memory
 
 READ = ComputeReadRows()
@@ -321,6 +323,20 @@ def test_a_batch_of_places_in_one_array_is_left():
         return jax.vmap(lambda row, j: read(row, j, sizes=(1,)))(copies, i)
 
     alone(READ, program, "f32[8,3]", "i32[4]", fires=False)
+
+
+def test_places_whose_types_say_where_they_are():
+    """(1) JAX does not know where the rows are then that are read of an operand."""
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Explicit,))
+    numbers = lax.GatherDimensionNumbers((1,), (), (1,), (0,), (0,))
+
+    def program(x, ids):
+        return lax.gather(jnp.max(x, 2), ids[:, None], numbers, (1, 1), mode="clip")
+
+    with jax.set_mesh(mesh):
+        ids = jax.device_put(jnp.arange(4), NamedSharding(mesh, PartitionSpec("i")))
+        graph = import_jaxpr(traced(program, jnp.ones((4, 8, 3)), ids))
+    assert not run_alone((READ,), graph).record(READ.name, False).rewrites
 
 
 def test_other_readers_need_the_whole():

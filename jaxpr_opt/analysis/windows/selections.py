@@ -37,7 +37,7 @@ class Selection:
 def selection(op: Op) -> Selection | None:
     """The part of its first operand that an op reads along some axes; None if it reads none."""
     rule = _RULES.get(op.name)
-    if rule is None or is_sharded(op.operands[0]) or not is_sized(op.operands[0].shape):
+    if rule is None or any(map(is_sharded, op.operands)) or not is_sized(op.operands[0].shape):
         return None
     found = rule(op)
     return found if found is not None and found.sizes else None
