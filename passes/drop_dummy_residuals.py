@@ -41,8 +41,8 @@ Cost: the value must be the same at every step of the loop around the cond, so t
 stacked. A value that changes stays unspecified in steps that do not need it, because such a step
 writes nothing. Exceptions are a row of an array that the loop streams, which is there; an index of
 a few bytes, as passes need it to see where an array is read and written; and a version of a buffer
-that a loop stores for its gradient: the loop back gets it by undoing writes (`undo-carried-
-writes`).
+that a loop stores for its gradient: the loop back gets it by undoing writes
+(`undo-carried-writes`).
 Source: https://github.com/jax-ml/jax/issues/8239.
 """
 

@@ -323,6 +323,13 @@ def of_single_rows(op: Equation, axes: Sequence[int]) -> dict[str, Any]:
     return {**op.params, name: tuple(sizes)}
 
 
+def of_shape(op: Equation, shape: Sequence[int]) -> dict[str, Any]:
+    """The parameters of an op whose result has another shape."""
+    return (
+        {**op.params, _SIZES[op.name]: tuple(shape)} if op.name in _OF_RESULT else dict(op.params)
+    )
+
+
 def axes_of(op: Equation) -> tuple[int, ...]:
     """The axes that are reduced."""
     return tuple(_read(op, "axes"))

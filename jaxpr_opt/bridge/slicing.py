@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from jaxpr_opt.bridge import dtypes
@@ -39,19 +40,37 @@ def stacked(rows: Sequence[Any], axis: int) -> Any:
     return lax.concatenate([lax.expand_dims(row, (axis,)) for row in rows], axis)
 
 
+def read_run(array: jax.Array, first: Any, count: int, axis: int) -> jax.Array:
+    """So many rows along an axis, from the first on."""
+    sizes = [count if d == axis else n for d, n in enumerate(array.shape)]
+    return read_window(array, _along(axis, first, array.ndim), sizes)
+
+
+def write_run(array: jax.Array, rows: jax.Array, first: Any, axis: int) -> jax.Array:
+    """The array with other rows along an axis, from the first on."""
+    return write_window(array, rows, _along(axis, first, array.ndim))
+
+
+def _along(axis: int, first: Any, rank: int) -> list[Any]:
+    return [first if d == axis else 0 for d in range(rank)]
+
+
 def read_row(array: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:
     """The row of that number along an axis."""
-    start: list[Any] = [0] * array.ndim
-    start[axis] = row
-    sizes = [1 if d == axis else n for d, n in enumerate(array.shape)]
-    return lax.squeeze(read_window(array, start, sizes), (axis,))
+    return lax.squeeze(read_run(array, row, 1, axis), (axis,))
 
 
 def write_row(array: jax.Array, value: jax.Array, row: jax.Array, axis: int = 0) -> jax.Array:
     """The array with another row of that number."""
-    start: list[Any] = [0] * array.ndim
-    start[axis] = row
-    return write_window(array, lax.expand_dims(value, (axis,)), start)
+    return write_run(array, lax.expand_dims(value, (axis,)), row, axis)
+
+
+def in_range(places: jax.Array, last: int) -> jax.Array:
+    """The nearest places from 0 to the last, which their dtype need not hold, as `int32`."""
+    if not dtypes.holds(places.dtype, last):
+        places = lax.convert_element_type(places, np.int32)
+    low, high = (np.asarray(n, places.dtype) for n in (0, last))
+    return lax.convert_element_type(lax.clamp(low, places, high), np.int32)
 
 
 def rows_at(array: jax.Array, places: jax.Array, axis: int) -> jax.Array:

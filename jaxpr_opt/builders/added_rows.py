@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.added_rows import AddedRows
-from jaxpr_opt.analysis.windows.read_rows import SHAPED
 from jaxpr_opt.analysis.windows.scatter_chains import Link, Piece, Pieces
-from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import mode_of, numbers_of
-from jaxpr_opt.bridge.slicing import add_at, read_window, rows_at, write_window
+from jaxpr_opt.bridge.parameters import mode_of, numbers_of, of_shape
+from jaxpr_opt.bridge.slicing import (
+    add_at,
+    in_range,
+    read_run,
+    rows_at,
+    write_run,
+    write_window,
+)
 from jaxpr_opt.builders.residual_transfer import stacked
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-
-_NUMBER = np.int32
 
 
 class _Rows(NamedTuple):
@@ -46,16 +49,12 @@ def compute_rows(found: AddedRows, rw: Rewriter) -> None:
         made[op.result] = _computed(op, operands, found, rw)
     for value in found.dense:
         assert value.op is not None
-        _replace_outside(value, _dense(value, made[value], rows, found, rw), found, rw)
+        dense = _dense(value, made[value], rows, found, rw)
+        rw.replace(value, dense, lambda use: use.op not in found.ops)
     for op in reversed(found.ops):
         if found.axes[op.result] is None:
             rw.replace(op.result, made[op.result])
         rw.erase(op)
-
-
-def _replace_outside(value: Value, dense: Value, found: AddedRows, rw: Rewriter) -> None:
-    """Let what needs all of a value read it as an array."""
-    rw.replace(value, dense, lambda use: use.op not in found.ops)
 
 
 def _computed(op: Op, operands: Sequence[Value], found: AddedRows, rw: Rewriter) -> Value:
@@ -63,8 +62,7 @@ def _computed(op: Op, operands: Sequence[Value], found: AddedRows, rw: Rewriter)
     axis, shape = found.axes[op.result], list(op.result.shape)
     if axis is not None:
         shape[axis] = found.count
-    params = {SHAPED[op.name]: tuple(shape)} if op.name in SHAPED else {}
-    return on_others(op, operands, rw, before=op, params={**op.params, **params})
+    return on_others(op, operands, rw, before=op, params=of_shape(op, shape))
 
 
 def _read(
@@ -73,7 +71,8 @@ def _read(
     """The rows of an array that those that are added are multiplied by."""
     if axis is None:
         return value
-    code = partial(_read_run, axis, found.count) if rows.are_run else partial(_read_at, axis)
+    run = partial(read_run, count=found.count, axis=axis)
+    code = run if rows.are_run else partial(rows_at, axis=axis)
     return rw.typed(code, value.aval, value, rows.places, before=op)
 
 
@@ -81,29 +80,12 @@ def _dense(value: Value, made: Value, rows: _Rows, found: AddedRows, rw: Rewrite
     """The array in which the rows are."""
     axis, op = found.axes[value], value.op
     assert op is not None and axis is not None
-    code = partial(_written_run if rows.are_run else _added_at, axis, value.shape)
-    return rw.typed(code, value.aval, made, rows.places, before=op)
+    put = write_run if rows.are_run else add_at
 
+    def in_zeros(rows: jax.Array, places: jax.Array) -> jax.Array:
+        return put(lax.full(value.shape, 0, rows.dtype), rows, places, axis)
 
-def _read_at(axis: int, array: jax.Array, places: jax.Array) -> jax.Array:
-    return rows_at(array, places, axis)
-
-
-def _read_run(axis: int, count: int, array: jax.Array, first: jax.Array) -> jax.Array:
-    sizes = [count if d == axis else n for d, n in enumerate(array.shape)]
-    return read_window(array, _at(axis, first, array.ndim), sizes)
-
-
-def _added_at(axis: int, shape: Sequence[int], rows: jax.Array, places: jax.Array) -> jax.Array:
-    return add_at(lax.full(shape, 0, rows.dtype), rows, places, axis)
-
-
-def _written_run(axis: int, shape: Sequence[int], rows: jax.Array, first: jax.Array) -> jax.Array:
-    return write_window(lax.full(shape, 0, rows.dtype), rows, _at(axis, first, rows.ndim))
-
-
-def _at(axis: int, first: Any, rank: int) -> list[Any]:
-    return [first if d == axis else 0 for d in range(rank)]
+    return rw.typed(in_zeros, value.aval, made, rows.places, before=op)
 
 
 # -- the rows ------------------------------------------------------------------------------------
@@ -115,12 +97,12 @@ def _joined(links: Sequence[Link], axis: int, rw: Rewriter, before: Op) -> _Rows
     if len(each) == 1:
         return each[0]
     listed = [_listed(*pair, axis, rw, before) for pair in zip(each, links, strict=True)]
-    values = rw.insert(partial(_concatenated, axis), *(r.values for r in listed), before=before)
-    places = rw.insert(partial(_concatenated, 0), *(r.places for r in listed), before=before)
+    values = rw.insert(partial(_joined_along, axis), *(r.values for r in listed), before=before)
+    places = rw.insert(partial(_joined_along, 0), *(r.places for r in listed), before=before)
     return _Rows(values, places, are_run=False)
 
 
-def _concatenated(axis: int, *arrays: jax.Array) -> jax.Array:
+def _joined_along(axis: int, *arrays: jax.Array) -> jax.Array:
     return lax.concatenate(arrays, axis)
 
 
@@ -132,8 +114,7 @@ def _listed(rows: _Rows, link: Link, axis: int, rw: Rewriter, before: Op) -> _Ro
     last = link.result.shape[axis] - count
 
     def places(first: jax.Array) -> jax.Array:
-        start = lax.convert_element_type(_in_range(first, last), _NUMBER)
-        return lax.add(lax.broadcast(start, (count,)), lax.iota(_NUMBER, count))
+        return lax.add(lax.broadcast(in_range(first, last), (count,)), lax.iota(np.int32, count))
 
     return _Rows(rows.values, rw.insert(places, rows.places, before=before), are_run=False)
 
@@ -173,7 +154,7 @@ def _written(link: Piece, axis: int, rw: Rewriter, before: Op) -> _Rows:
     if link.indices:
         places = link.indices[axis]
     else:
-        places = rw.insert(lambda: _NUMBER(link.starts[axis]), before=before)
+        places = rw.scalar(np.int32(link.starts[axis]), np.int32)
     if tuple(of_rows) != window:
         values = rw.insert(rows, values, *link.indices, before=before)
     return _Rows(values, places, are_run=True)
@@ -181,33 +162,24 @@ def _written(link: Piece, axis: int, rw: Rewriter, before: Op) -> _Rows:
 
 def _scattered(link: Piece, axis: int, rw: Rewriter, before: Op) -> _Rows:
     """The rows that a scatter adds; zeros for those that it drops."""
-    numbers, last = numbers_of(link.op), link.result.shape[axis] - 1
-    kept, drops = numbers.update_window_dims, mode_of(link.op) != lax.GatherScatterMode.CLIP
+    kept, last = numbers_of(link.op).update_window_dims, link.result.shape[axis] - 1
+    drops = mode_of(link.op) != lax.GatherScatterMode.CLIP
     lead = [d for d in range(len(link.update.shape)) if d not in kept]
     count = prod(link.indices[0].shape)
 
-    def rows(update: jax.Array, index: jax.Array) -> jax.Array:
+    def places(index: jax.Array) -> jax.Array:
+        return in_range(lax.reshape(index, (count,)), last)
+
+    def rows(update: jax.Array, index: jax.Array, places: jax.Array) -> jax.Array:
         shape = [count if d == axis else n for d, n in enumerate(link.result.shape)]
         moved = lax.reshape(lax.transpose(update, [*kept[:axis], *lead, *kept[axis:]]), shape)
-        number = lax.reshape(index, (count,))
         if not drops:
             return moved
-        inside = lax.eq(number, _in_range(number, last))
-        return lax.select(
-            lax.broadcast_in_dim(inside, moved.shape, (axis,)), moved, lax.full_like(moved, 0)
-        )
+        there = lax.convert_element_type(places, index.dtype)
+        inside = lax.eq(lax.reshape(index, (count,)), there)
+        spread = lax.broadcast_in_dim(inside, moved.shape, (axis,))
+        return lax.select(spread, moved, lax.full_like(moved, 0))
 
-    def places(index: jax.Array) -> jax.Array:
-        number = lax.reshape(index, (count,))
-        return lax.convert_element_type(_in_range(number, last), _NUMBER)
-
-    values = rw.insert(rows, link.update, *link.indices, before=before)
-    return _Rows(values, rw.insert(places, *link.indices, before=before), are_run=False)
-
-
-def _in_range(index: jax.Array, last: int) -> jax.Array:
-    """The nearest indices from 0 to the last, which the dtype need not hold."""
-    least, most = (
-        np.asarray(n, index.dtype) for n in (0, min(last, dtypes.limits(index.dtype)[1]))
-    )
-    return lax.clamp(least, index, most)
+    numbers = rw.insert(places, *link.indices, before=before)
+    values = rw.insert(rows, link.update, *link.indices, numbers, before=before)
+    return _Rows(values, numbers, are_run=False)

@@ -13,8 +13,8 @@ from jax import lax
 from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.coinciding import batch, single_axes
-from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of
+from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.ir.graph import Value
 
 
@@ -48,7 +48,7 @@ def _coincide(
         i, j = _start(read, axis, here), _start(write, axis, there)
         last = read.array.shape[axis] - 1
         tests += [_in_range(each, at, last) for each, at in ((read, i), (write, j))]
-        tests.append(_within(i, last) == _within(j, last))
+        tests.append(in_range(i, last) == in_range(j, last))
     same = reduce(jnp.logical_and, (test for test in tests if test is not None))
     return read.from_window(jnp.broadcast_to(same, read.sizes))
 
@@ -58,14 +58,6 @@ def _in_range(window: Access, start: jax.Array, last: int) -> jax.Array | None:
     if mode_of(window.op) != lax.GatherScatterMode.FILL_OR_DROP or window.is_located:
         return None
     return (start >= 0) & (start <= last)
-
-
-def _within(start: jax.Array, last: int) -> jax.Array:
-    """The places at which windows out of range are clamped, as integers of one type."""
-    if not dtypes.holds(start.dtype, last):
-        start = start.astype(np.int32)
-    low, high = (np.asarray(n, start.dtype) for n in (0, last))
-    return lax.clamp(low, start, high).astype(np.int32)
 
 
 def _start(window: Access, axis: int, indices: Sequence[jax.Array]) -> jax.Array:

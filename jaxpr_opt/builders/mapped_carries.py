@@ -11,9 +11,9 @@ from jax import lax
 
 from jaxpr_opt.analysis.values.handed_on import readers
 from jaxpr_opt.analysis.windows.mapped_carries import Change, MappedCarries, Shift, written_rows
-from jaxpr_opt.analysis.windows.read_rows import SHAPED
 from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
-from jaxpr_opt.bridge.slicing import read_window, write_window
+from jaxpr_opt.bridge.parameters import of_shape
+from jaxpr_opt.bridge.slicing import read_run, write_run
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.graph import Carry, Op, Value
@@ -70,9 +70,8 @@ def _rows(found: MappedCarries, change: Change, rw: Rewriter) -> dict[Value, Val
             else:
                 source = value if root is None else root.next
                 operands.append(_part(source, axis, change, at, rw))
-        shape = tuple(change.size if a == to else n for a, n in enumerate(op.result.shape))
-        sizes = {SHAPED[op.name]: shape} if op.name in SHAPED else {}
-        made[op.result] = on_others(op, operands, rw, before=at, params={**op.params, **sizes})
+        shape = [change.size if a == to else n for a, n in enumerate(op.result.shape)]
+        made[op.result] = on_others(op, operands, rw, before=at, params=of_shape(op, shape))
     return made
 
 
@@ -80,8 +79,7 @@ def _part(value: Value, axis: int, change: Change, at: Op, rw: Rewriter) -> Valu
     """Those of the rows along an axis that change."""
 
     def code(array: jax.Array, *index: jax.Array) -> jax.Array:
-        sizes = [change.size if a == axis else n for a, n in enumerate(array.shape)]
-        return read_window(array, _starts(change, array, axis, *index), sizes)
+        return read_run(array, _first(change, *index), change.size, axis)
 
     return rw.typed(code, value.aval, value, *_index(change), before=at)
 
@@ -94,7 +92,7 @@ def _put(
         return rw.typed(partial(_shifted, found.shift, axis), old.aval, old, rows, before=at)
 
     def code(array: jax.Array, rows: jax.Array, *index: jax.Array) -> jax.Array:
-        return write_window(array, rows, _starts(change, array, axis, *index))
+        return write_run(array, rows, _first(change, *index), axis)
 
     return rw.typed(code, old.aval, old, rows, *_index(change), before=at)
 
@@ -110,14 +108,8 @@ def _index(change: Change) -> tuple[Value, ...]:
     return (change.start,) if isinstance(change.start, Value) else ()
 
 
-def _starts(change: Change, array: jax.Array, axis: int, *index: jax.Array) -> list[Any]:
-    """Where the rows begin, along all axes of an array."""
-    starts: list[Any] = [0] * array.ndim
-    starts[axis] = _first(change, *index)
-    return starts
-
-
 def _first(change: Change, *index: jax.Array) -> Any:
+    """The first row that changes."""
     if not index:
         return change.start
     if change.component is None:

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.picked_rows import Pick, PickedRows
+from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -43,8 +44,7 @@ def _place(pick: Pick, shape: tuple[int, ...], scan: Scan, rw: Rewriter) -> Valu
     def place(index: jax.Array) -> jax.Array:
         if pick.component is not None:
             index = lax.index_in_dim(index, pick.component, index.ndim - 1, keepdims=False)
-        clamped = lax.clamp(_like(0, index), index, _last(scan.length, index))
-        number = lax.convert_element_type(clamped, np.int32)
+        number = in_range(index, scan.length - 1)
         order = [at for at, _ in sorted(pick.batch, key=lambda pair: pair[1])]
         rest = [at for at in range(index.ndim) if at not in order]
         sizes = {axis: index.shape[at] for at, axis in pick.batch}

@@ -9,9 +9,9 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.read_rows import SHAPED, AxesOfPart, ReadRows
+from jaxpr_opt.analysis.windows.read_rows import AxesOfPart, ReadRows
 from jaxpr_opt.analysis.windows.selections import Selection
-from jaxpr_opt.bridge.parameters import mode_of, numbers_of
+from jaxpr_opt.bridge.parameters import mode_of, numbers_of, of_shape
 from jaxpr_opt.bridge.slicing import read_window
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Value
@@ -90,5 +90,5 @@ def _computed(
     op: Op, part: AxesOfPart, operands: Sequence[Value], found: ReadRows, rw: Rewriter
 ) -> Value:
     """A part of what an op computes, from parts of its operands."""
-    shape = {SHAPED[op.name]: found.shape(op.result, part)} if op.name in SHAPED else {}
-    return on_others(op, operands, rw, before=found.selection.op, params={**op.params, **shape})
+    params = of_shape(op, found.shape(op.result, part))
+    return on_others(op, operands, rw, before=found.selection.op, params=params)

@@ -55,23 +55,32 @@ def handed_to(use: Use) -> tuple[Value, ...]:
     """What is made of a value where it is read: the results of an op; at a loop, a call or a
     region's end, what it is called behind that.
     """
-    (op, n), owner = use, use.op.region.owner if use.op.region is not None else None
-    around = owner if op.is_terminator else op
-    match around:
+    op, n = use
+    if op.is_terminator:
+        return _handed_out(op.region, n)
+    match op:
         case Scan():
-            is_carry = n < around.num_carries
-            inside = (around.body.params[n],) if is_carry or around is op else ()
-            return (*inside, around.results[n]) if is_carry or around is owner else inside
+            return (op.body.params[n], *(op.results[n : n + 1] if n < op.num_carries else ()))
         case While():
-            if op.region is around.predicate:
-                return ()
-            return (*(region.params[n] for region in around.regions), around.results[n])
-        case Cond() if around is op:
+            return (op.predicate.params[n], op.body.params[n], op.results[n])
+        case Call():
+            return (op.body.params[n],)
+        case Cond():
             return ()
-        case Call() if around is op:
-            return (around.body.params[n],)
+    return op.results
+
+
+def _handed_out(region: Region | None, n: int) -> tuple[Value, ...]:
+    """What the value that a region yields at a place is called behind its end."""
+    match owner := region.owner if region is not None else None:
+        case Scan() if n < owner.num_carries:
+            return (owner.body.params[n], owner.results[n])
+        case While() if region is owner.predicate:
+            return ()
+        case While():
+            return (owner.predicate.params[n], owner.body.params[n], owner.results[n])
         case Op():
-            return (around.results[n],) if around is owner else around.results
+            return (owner.results[n],)
     return ()
 
 

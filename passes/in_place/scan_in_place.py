@@ -67,7 +67,7 @@ from jaxpr_opt.analysis.windows.row_views import (
     rows_of_stream,
 )
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.bridge.slicing import write_row
+from jaxpr_opt.bridge.slicing import write_row, write_run
 from jaxpr_opt.builders.step_rows import row_of_step
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.weighing import takes_more
@@ -194,5 +194,4 @@ def _beside(
     whole: jax.Array, part: jax.Array, *, first: int, axis: int, order: tuple[int, ...]
 ) -> jax.Array:
     """The array with a part of it written at a row."""
-    start = [first if d == axis else 0 for d in range(whole.ndim)]
-    return lax.dynamic_update_slice(whole, lax.transpose(part, order), start)
+    return write_run(whole, lax.transpose(part, order), first, axis)

@@ -44,8 +44,8 @@ of their operand (a broadcast, a slice, a transpose), unless a hoisted op or a r
 or the result is a small array of more than a few numbers; reshapes; arithmetic on row and column
 numbers (a causal mask, an identity matrix) and its sums, which XLA folds; a little arithmetic on
 what is repeated, or on narrower numbers (a mask as floats) that elementwise ops read; and the
-transpose of a matrix that only products read. If an op that repeats
-numbers is hoisted for another op, the ops that stay read a copy that the step makes.
+transpose of a matrix that only products read. If an op that repeats numbers is hoisted for another
+op, the ops that stay read a copy that the step makes.
 
 Nothing leaves a branch, a `while` that may take no step, a `Remat` or a `Call`.
 

@@ -86,7 +86,7 @@ class ComputeAddedRows(Pass[RowsInZeros]):
 
     def refuse(self, match: RowsInZeros) -> str | None:
         found, model = match.found, cost_model()
-        part, label = found.part(), found.array.label
+        part, label = found.part, found.array.label
         if not model.is_sparse(part, 1):
             return f"most rows of {label} are added"
         whole, rows = (model.rows_computed(dict.fromkeys(found.ops, n), 0) for n in (1.0, part))

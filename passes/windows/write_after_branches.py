@@ -142,9 +142,9 @@ def _why_not(writes: BranchWrites) -> str | None:
         return reason
     if writes.are_read and not (writes.are_stored and can_move(cond)):  # (3)
         return f"what {first.op.name} makes is read in the branch, too"
-    if loop_of(cond) is None:
+    if (loop := loop_of(cond)) is None:
         return None
-    if isinstance(loop_of(cond), Scan):
+    if isinstance(loop, Scan):
         is_one = first.is_located and len(writes.made) == 1
         if writes.are_of_zeros or writes.are_read or is_one:
             return None

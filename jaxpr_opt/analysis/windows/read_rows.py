@@ -21,11 +21,14 @@ from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value
 from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
 
-SHAPED = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
-"""Ops of which a parameter is the shape of the result."""
-_KEEPS_ROWS = frozenset({"concatenate", "dot_general", "rev", "sort", "squeeze", "transpose"})
-ALIKE = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _KEEPS_ROWS
-"""Ops whose parameters are the same where they compute fewer rows."""
+_KEEPS_ROWS = frozenset({
+    "broadcast_in_dim", "concatenate", "dot_general", "reshape", "rev", "sort", "squeeze",
+    "transpose",
+})  # fmt: skip
+BY_ROWS = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _KEEPS_ROWS
+"""Ops that compute fewer rows as they compute all, with the same parameters but for the shape of
+the result.
+"""
 
 AxesOfPart = dict[int, int]
 """Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
@@ -113,9 +116,8 @@ def _read_by_rows(array: Value, whole: Container[Op]) -> tuple[set[Op], list[Sel
     for op in pending:
         found = [selection(user) for user in op.result.users if user not in ops]
         rows = [each for each in found if each is not None and each.array is op.result]
-        is_computed = op.name in ALIKE or op.name in SHAPED
         is_many = len(reads) + len(rows) > limits.READS_OF_ROWS or len(ops) == limits.OPS_OF_ROWS
-        if op in whole or not is_computed or is_many:
+        if op in whole or op.name not in BY_ROWS or is_many:
             continue
         # Conditions 2, 3 of compute-read-rows.
         if len(rows) < len(found) or not all(map(_is_counted, rows)):

@@ -35,9 +35,8 @@ class ProductQuestions(Prices):
         many bytes, of which all is read.
         """
         alone = [op for op in parts if not is_fused(op)]
-        functions = {op for op in parts if op.name in TRANSCENDENTAL}
         computed = sum(
-            part * (self.apart([op]) if op in functions else self.repeated([op]))
+            part * (self.apart if op.name in TRANSCENDENTAL else self.repeated)([op])
             for op, part in parts.items()
         )
         return self.started(1 + len(alone)) + computed + self.passed(factors, factors) / 2
