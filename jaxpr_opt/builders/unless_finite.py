@@ -218,7 +218,7 @@ def _are_finite_in_step(
 def _known(value: Known, ranges: Mapping[Value, Range], number: np.dtype[Any]) -> Range:
     if isinstance(value, Value):
         return ranges[value]
-    end = np.asarray(value.value).astype(number)[()]
+    end = dtypes.converted(value.value, number)[()]
     return end, end
 
 

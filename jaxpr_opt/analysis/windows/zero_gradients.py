@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.step_numbers import ARITHMETIC
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import exponent_of
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import LAYING, PICKING, SUMS, ZERO_AT_ZERO
@@ -26,7 +27,8 @@ def at_zero(op: Op, known: dict[Value, Any]) -> Any:
     if op.name in ARITHMETIC and not any(number is None for number in numbers):
         typed = [np.asarray(n, v.dtype) for n, v in zip(numbers, op.operands, strict=True)]
         with np.errstate(all="ignore"):
-            return np.asarray(ARITHMETIC[op.name](*typed)).astype(op.result.dtype)[()]
+            made = ARITHMETIC[op.name](*typed)
+        return dtypes.converted(made, op.result.dtype)[()]
     zeros = [*map(is_zero, numbers)]
     if op.name in LAYING | PICKING and numbers[0] is not None and op.operands[0].size:
         return numbers[0]
