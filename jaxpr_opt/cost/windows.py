@@ -25,6 +25,14 @@ def bytes_moved(op: Op) -> int:
     return sum(v.nbytes for v in (*op.results, *read))
 
 
+def numbers_converted(op: Op) -> int:
+    """Numbers of bfloat16 that XLA, before JAX 0.11, converts to float32 and back as an op writes
+    one window of them: all of the array.
+    """
+    is_one = op.name in WINDOW_WRITES and windows_apart(op) <= 1
+    return 2 * op.result.size if is_one and op.result.dtype.name == "bfloat16" else 0
+
+
 def bytes_handed_on(op: Op) -> int:
     """Bytes of results of a cond that are arrays from outside, but for windows that a branch writes
     in place: they are not moved where XLA does not copy what a branch writes to.

@@ -316,6 +316,20 @@ def test_large_arrays_of_bfloat16():
         alone(PASS, program, "f32[4000]", types[0], "f32[20,4]", fires=True)
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype", "worth"),
+    [(128, "bf16", False), (1024, "bf16", False), (128, "f32", True), (1024, "f32", True)],
+)
+def test_writes_to_arrays_of_bfloat16(size, dtype, worth):
+    """Cost: XLA converts all numbers one by one, for one window."""
+
+    def program(c, at):
+        return lax.scan(lambda c, i: (c.at[i].add(0.5).at[i // 2].max(0.25), None), c, at)[0]
+
+    with using(ONE_BY_ONE):
+        alone(PASS, program, f"{dtype}[{size}]", "i32[20]", fires=worth)
+
+
 @lowers
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 @pytest.mark.parametrize("width", [None, 3])

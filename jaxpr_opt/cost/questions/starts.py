@@ -11,7 +11,7 @@ from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import number
 from jaxpr_opt.cost.questions.windows import WindowQuestions
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.windows import bytes_moved, rows_apart, windows_apart
+from jaxpr_opt.cost.windows import bytes_moved, numbers_converted, rows_apart, windows_apart
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.ir.graph import Region, Scan, Value, While
 from jaxpr_opt.ir.traits import IN_PLACE, SCATTERING
@@ -42,6 +42,7 @@ class StartQuestions(WindowQuestions):
         in_a_row = sum(map(self._started_in_a_row, regions))
         longer = [(op, more) for op in ops if (more := longer_one_by_one(op))]
         numbers = sum(more + numbers_read(op) for op, more in longer)
+        numbers += sum(map(numbers_converted, ops)) if self.makes_functions else 0
         if self.device.one_by_one * number(numbers) > in_a_row:
             return False
         handed = sum(map(handed_on, regions))
