@@ -73,6 +73,7 @@ from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindo
 from jaxpr_opt.passes.windows.join_consecutive_rows import JoinConsecutiveRows
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
+from jaxpr_opt.passes.windows.map_before_reading import MapBeforeReading
 from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
 from jaxpr_opt.passes.windows.map_stacked_rows import MapStackedRows
 from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
@@ -114,9 +115,9 @@ WINDOWS = (
     ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
     SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
     WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),
-    ComputeReadRows(), CarryMappedRows(), TakeTopK(), CarryLastRows(), CarryPickedRows(),
-    MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(), AccumulateSparseCotangents(),
-    NarrowCarriedArrays(),
+    ComputeReadRows(), MapBeforeReading(), CarryMappedRows(), TakeTopK(), CarryLastRows(),
+    CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(),
+    AccumulateSparseCotangents(), NarrowCarriedArrays(),
     TraceBackRows(), ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),
 )  # fmt: skip
 

@@ -16,6 +16,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `map-stacked-rows`              what is made of each row of a stack is made in the loop, and stacked
 `forward-written-windows`       a read of a written window is the written value, or may be
 `forward-repeated-rows`         a read of just what was written needs no array
+`map-before-reading`           what is made of rows that are read often is made of a table's rows
 `map-before-writing`            what is made of zeros with a window is made of the window
 `accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
 `reduce-added-rows`             a reduction of zeros with rows in them is one of the rows
@@ -51,6 +52,7 @@ one of ``False``::
 
     f(a, b)[i]                           = f(a[i], b[i])
     a.at[i].set(v)[j]                    = v if i == j else a[j]
+    f(a[ids])                            = f(a)[ids]
     f(Z.at[i].set(v))                    = Z.at[i].set(f(v))
     a + Z.at[i].set(v)                   = a.at[i].add(v)
     a + cond(p, v, Z)                    = cond(p, a + v, a)

@@ -23,6 +23,7 @@ one op
 `nested`                    a write to a window that is then put back into its array
 `moved_writes`              data movement of what is written, before the write
 `mapped_carries`            what a step makes of rows of a carry, of which it changes few
+`mapped_reads`              what is made of rows that are read more often than there are
 `mapped_windows`            what is made of a window in zeros, before the write
 `shared_places`             writes of a batch at one place, by those rows that write
 `one_hot`                   masks that are true at one place

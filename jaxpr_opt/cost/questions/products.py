@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, log2
 
 from jaxpr_opt.bridge.parameters import numbers_of
@@ -58,6 +58,18 @@ class ProductQuestions(Prices):
         added = self.elementwise(product.result, len(results) - 1)
         more = self.moved(sum(results) - max(results) + summed / 2) + added
         return spared > self.doubtful(start) + more
+
+    def is_function(self, op: Op) -> bool:
+        """Whether an op is a function of numbers, or is not computed where it is read."""
+        return op.name in TRANSCENDENTAL or not is_fused(op)
+
+    def is_less_by_tables(self, ops: Iterable[Op], share: float, unread: int, made: int) -> bool:
+        """Whether ops take clearly longer than on a part of their rows, if so many bytes are no
+        longer read for them, but so many that they made.
+        """
+        spared = self.repeated(op for op in ops if self.is_function(op)) * (1 - share)
+        more = self.moved(made * (1 + share) - unread) + self.doubtful(self.started(2))
+        return spared > max(more, self.moved(made) / 2)
 
     def is_less_once(self, op: Op, rows: int) -> bool:
         """Whether computing an op for one row, instead of so many, saves clearly more than starting

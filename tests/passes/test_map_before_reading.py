@@ -1,0 +1,242 @@
+"""What is made of the rows of a table is computed once for each row, not each time it is read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from jaxpr_opt import optimize
+from jaxpr_opt.passes.windows.map_before_reading import MapBeforeReading
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from tests.loops import alone
+
+PASS = MapBeforeReading()
+TYPES = "f32[400,48]", "f32[48,48]", "i32[4000,1]"
+
+
+def read(h, i, mode="clip", axis=0):
+    """Rows of a table at places of any shape."""
+    *lead, _ = i.shape
+    others = [n for a, n in enumerate(h.shape) if a != axis]
+    window = tuple(range(len(lead), len(lead) + len(others)))
+    window = (
+        window if axis == 0 else (*range(axis), *(a + len(lead) for a in range(axis, h.ndim - 1)))
+    )
+    sizes = [1 if a == axis else n for a, n in enumerate(h.shape)]
+    numbers = lax.GatherDimensionNumbers(window, (axis,), (axis,))
+    return lax.gather(h, i, numbers, sizes, mode=mode)
+
+
+def norm(x):
+    return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
+
+
+def test_a_product():
+    """(1, 2, 3) The rows of the table are multiplied, and read."""
+    check_rewrite(
+        PASS,
+        lambda h, w, i: read(h, i) @ w,
+        *TYPES,
+        simplify=True,
+        diff="""
+          fn (h:f32[400,48], w:f32[48,48], i:i32[4000,1]) {
+        +   d1:f32[400,48] = dot_general h w
+        -   g:f32[4000,48] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 48), mode=clip] h i
+        +   g:f32[4000,48] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 48), mode=clip] d1 i
+        -   d:f32[4000,48] = dot_general g w
+        -   return d
+        +   return g
+          }
+        """,  # noqa: E501
+    )
+
+
+def test_what_is_filled():
+    """(1) What is read out of range is one more row; its derivative would be NaN (4)."""
+    check_rewrite(
+        PASS,
+        lambda h, w, i: read(h, i, "fill") @ w,
+        *TYPES,
+        simplify=True,
+        grad=False,
+        diff="""
+          fn (h:f32[400,48], w:f32[48,48], i:i32[4000,1]) {
+        +   g1:bool[4000,1] = ge i 0
+        +   l:bool[4000,1] = lt i 400
+        +   a:bool[4000,1] = and g1 l
+        +   b:i32[4000,1] = broadcast_in_dim 400
+        +   s:i32[4000,1] = select_n a b i
+        +   i1:i32[401] = iota
+        +   b1:i32[401,1] = broadcast_in_dim[dims=(0,)] i1
+        +   g2:f32[401,48] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 48), mode=fill_or_drop, fill_value=nan] h b1
+        +   d1:f32[401,48] = dot_general g2 w
+        -   g:f32[4000,48] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 48), mode=fill_or_drop, fill_value=nan] h i
+        +   g:f32[4000,48] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 48), mode=clip] d1 s
+        -   d:f32[4000,48] = dot_general g w
+        -   return d
+        +   return g
+          }
+        """,  # noqa: E501
+    )
+
+
+def several(h, k, w, i):
+    return jnp.concatenate([read(h, i), read(k, i)], -1) @ w
+
+
+def attended(h, w, i):
+    """Both ends of an edge, and a number that all rows share."""
+    s, r = i[:, :1], i[:, 1:]
+    x = jnp.sum((read(h, s) @ w) * (read(h, r) @ w), -1)
+    return jax.nn.softmax(x)
+
+
+PROGRAMS = {
+    "bytes": (
+        lambda h, w, i: jax.nn.gelu(norm(read(h, i)) + w[0]) @ w, (64, 48), (48, 48), (4, 512),
+    ),
+    "filled": (lambda h, w, i: jnp.tanh(norm(read(h, i, "fill"))) @ w, (64, 48), (48, 48), (2048,)),
+    "ones": (
+        lambda h, w, i: jnp.sum(jnp.where(jnp.isnan(x := read(h, i, "fill")), 1.0, jnp.sin(x)) @ w),
+        (64, 48), (48, 48), (2048,),
+    ),
+    "columns": (lambda h, w, i: w @ read(h, i, axis=1), (48, 64), (48, 48), (2048,)),
+    "columns of places": (
+        lambda h, w, i: jnp.einsum("kd,dbt->kbt", w, read(h, i, axis=1)),
+        (48, 64), (48, 48), (4, 512),
+    ),
+    "softmax": (lambda h, w, i: jax.nn.softmax(read(h, i) @ w), (64, 48), (48, 48), (2048,)),
+    "integers": (lambda h, w, i: jnp.argmax(read(h, i) @ w, -1), (64, 48), (48, 48), (2048,)),
+}  # fmt: skip
+
+
+def arguments(name):
+    f, *shapes, places = PROGRAMS[name]
+    rng = np.random.default_rng(0)
+    h, w = (rng.normal(size=n).astype(np.float32) for n in shapes)
+    return f, h, w, rng.integers(-9, 80, (*places, 1)).astype(np.int32)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values(name):
+    """Places out of range among them; values, gradients in both orders, and forward-mode."""
+    f, *args = arguments(name)
+    alone(PASS, f, *args, fires=True)
+    assert_close(optimize(f)(*args), f(*args))
+
+    def loss(h, w, i):
+        return jnp.sum(jnp.where(jnp.isnan(x := f(h, w, i) * 1.0), 0.0, x) ** 2)
+
+    expected = jax.grad(loss, (0, 1))(*args)
+    assert_close(optimize(jax.grad(loss, (0, 1)))(*args), expected)
+    assert_close(jax.grad(optimize(loss), (0, 1))(*args), expected)
+    of_w = lambda f: jax.jvp(lambda w: f(args[0], w, args[2]), (args[1],), (args[1],))
+    if name != "integers":
+        assert_close(of_w(optimize(f)), of_w(f))
+
+
+def test_several_tables():
+    """(1) All are read at the same places."""
+    alone(PASS, several, "f32[64,48]", "f32[64,48]", "f32[96,48]", "i32[2048,1]", fires=True)
+    args = "f32[64,48]", "f32[65,48]", "f32[96,48]", "i32[2048,1]"
+    alone(PASS, several, *args, fires=False)
+
+
+def test_both_ends_of_edges():
+    graph = alone(PASS, attended, "f32[64,48]", "f32[48,48]", "i32[2048,2]", fires=True)
+    assert max(op.result.shape[0] for op in graph.walk() if op.name == "dot_general") == 64
+
+
+@pytest.mark.parametrize(
+    ("program", "types"),
+    {
+        "places in another order": (  # (2)
+            lambda h, w, i: jnp.swapaxes(read(h, i), 0, 1) @ w,
+            ["f32[64,48]", "f32[48,48]", "i32[32,64,1]"],
+        ),
+        "summed up over places": (  # (2)
+            lambda h, w, i: lax.dot_general(read(h, i), w, (((0,), (0,)), ((), ()))),
+            ["f32[64,48]", "f32[2048,48]", "i32[2048,1]"],
+        ),
+        "the rows of both factors": (  # (2)
+            lambda h, w, i: read(h, i) @ read(w, i).T,
+            ["f32[64,48]", "f32[64,48]", "i32[2048,1]"],
+        ),
+        "beside other rows": (  # (3)
+            lambda h, w, i: jnp.tanh(read(h, i) + w),
+            ["f32[64,48]", "f32[2048,48]", "i32[2048,1]"],
+        ),
+        "by other matrices": (  # (3)
+            lambda h, w, i: jnp.einsum("ij,ijk->ik", read(h, i), w),
+            ["f32[64,8]", "f32[2048,8,8]", "i32[2048,1]"],
+        ),
+        "filled and clamped": (  # (1)
+            lambda h, w, i: jnp.tanh(read(h, i) * read(h, i, "fill")) @ w,
+            ["f32[64,48]", "f32[48,48]", "i32[2048,1]"],
+        ),
+        "of short integers": (  # (1)
+            lambda h, w, i: read(h, i, "fill") @ w, ["f32[127,48]", "f32[48,48]", "i8[2048,1]"],
+        ),
+        "of a table for each row": (  # (1)
+            lambda h, w, i: jax.vmap(lambda h, i: read(h, i))(h, i) @ w,
+            ["f32[512,64,48]", "f32[48,48]", "i32[512,128,1]"],
+        ),
+        "parts of rows": (  # (1)
+            lambda h, w, i: lax.gather(
+                h, i, lax.GatherDimensionNumbers((1,), (0,), (0,)), (1, 47), mode="clip"
+            ) @ w,
+            ["f32[64,48]", "f32[47,48]", "i32[2048,1]"],
+        ),
+        "more rows than places": (
+            lambda h, w, i: read(h, i) @ w, ["f32[4096,48]", "f32[48,48]", "i32[2048,1]"],
+        ),
+        "arithmetic": (
+            lambda h, w, i: read(h, i) * 2.0 + w, ["f32[64,48]", "f32[]", "i32[2048,1]"],
+        ),
+    }.values(),
+)  # fmt: skip
+def test_what_is_not_found(program, types):
+    alone(PASS, program, *types, fires=False)
+
+
+def test_rows_that_are_never_read():
+    """(4) They are infinite, and no part of a gradient."""
+    f = lambda w, h, i: jnp.sum(jnp.tanh(read(h, i) @ w))
+    _, h, w, i = arguments("bytes")
+    h = np.concatenate([h, np.full((8, 48), np.nan, np.float32)])
+    i = np.clip(i, 0, 63)
+    for gradient in (optimize(jax.grad(f)), jax.grad(optimize(f))):
+        assert_close(gradient(w[:, :48], h, i), jax.grad(f)(w[:, :48], h, i))
+    assert_close(optimize(f)(w[:, :48], h, i), f(w[:, :48], h, i))
+
+
+def test_cost():
+    check_refuses(
+        PASS,
+        lambda h, w, i: read(h, i) @ w,
+        "f32[400,8]",
+        "f32[8,64]",
+        "i32[500,1]",
+        because="takes more memory",
+    )
+    check_refuses(
+        PASS,
+        lambda h, w, i: read(h, i) @ w,
+        "f32[400,8]",
+        "f32[8,8]",
+        "i32[500,1]",
+        because="takes no longer",
+    )
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_on_devices(axis):
+    """(1) A type says on which device the rows are."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    w = jax.device_put(
+        np.ones((48, 48), np.float32), NamedSharding(mesh, PartitionSpec(None, axis))
+    )
+    with jax.set_mesh(mesh):
+        alone(PASS, lambda h, w, i: read(h, i) @ w, TYPES[0], w, TYPES[2], fires=axis is None)
