@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpr_opt
@@ -641,6 +641,20 @@ def test_check_leaves_programs_with_effects_alone():
 
     with pytest.warns(UserWarning, match=r"f has effects.*not checked"):
         f(X)
+
+
+@pytest.mark.parametrize("shape", ["4", "n"])
+def test_check_leaves_what_is_exported_alone(shape, monkeypatch):
+    """JAX exports no callback."""
+    monkeypatch.setenv("JAXPR_OPT_CHECK", "1")
+    x = jax.ShapeDtypeStruct(export.symbolic_shape(shape), X.dtype)
+
+    def f(x):
+        return lax.scan(lambda c, row: (jnp.tanh(c + row), c), 0.0, x)[0]
+
+    with pytest.warns(UserWarning, match=r"f is exported.*not checked"):
+        exported = export.export(optimize(f))(x)
+    assert exported.call(X) == jax.jit(f)(X)
 
 
 # ---------------------------------------------------------------- both orders agree

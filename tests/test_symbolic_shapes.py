@@ -1,12 +1,14 @@
 """Programs whose sizes are symbols (`jax.export`): passes decline where they cannot tell."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
 
-from jaxpr_opt import optimize
+from jaxpr_opt import explain, optimize
 from jaxpr_opt.analysis.values.step_numbers import known_numbers
 from jaxpr_opt.ir.importer import import_jaxpr
 
@@ -61,6 +63,28 @@ def test_left_without_a_word(program, shape):
     np.testing.assert_allclose(value.call(x, w), program(x, w), rtol=1e-5)
     for each in gradients:
         np.testing.assert_allclose(each.call(x, w), jax.grad(program)(x, w), rtol=1e-4, atol=1e-5)
+
+
+def test_a_loop_of_so_many_steps_keeps_no_other_from_being_optimised():
+    """What takes a number of steps that is a symbol stays; what is beside it changes."""
+
+    def program(x):
+        h = lax.scan(lambda h, row: (jnp.tanh(h + row), None), x[0], x)[0]
+
+        def step(c, _):
+            h, n = c
+            return (jnp.where(n < 7, jnp.tanh(h), h), jnp.where(n < 7, n + 1, n)), h
+
+        return lax.scan(step, (h, 0), None, length=30)
+
+    x = jax.ShapeDtypeStruct(export.symbolic_shape("n, 4"), jnp.float32)
+    assert "exit-loop-early" in str(explain(program, x))
+    rows = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6),
+        export.export(optimize(program))(x).call(rows),
+        program(rows),
+    )
 
 
 def test_numbers_of_which_there_are_so_many():

@@ -104,12 +104,9 @@ def checked(name: str, history: History, program: ClosedJaxpr) -> Function:
     return run
 
 
-def warn_unchecked(name: str) -> None:
+def warn_unchecked(name: str, why: str) -> None:
     """Say that a program cannot be checked."""
-    warnings.warn(
-        f"jaxpr_opt: {name} has effects, which must not run twice: it is not checked",
-        stacklevel=2,
-    )
+    warnings.warn(f"jaxpr_opt: {name} {why}: it is not checked", stacklevel=2)
 
 
 def jvp(fun: Function, nonzero: Sequence[bool], nonzero_out: Sequence[bool]) -> Function:

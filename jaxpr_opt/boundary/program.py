@@ -293,7 +293,11 @@ class Program:
 
     @memoised
     def final(
-        self, divided: bool | None = None, donated: frozenset[int] = frozenset()
+        self,
+        divided: bool | None = None,
+        donated: frozenset[int] = frozenset(),
+        *,
+        exported: bool = False,
     ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
         """The program to compile: this one after the final phase."""
         every = (True,) * len(self.jaxpr.out_avals)
@@ -311,7 +315,10 @@ class Program:
         if not settings.current().check:
             return result.jaxpr
         if compat_ad.has_side_effects(self.jaxpr):
-            checking.warn_unchecked(self.name)
+            checking.warn_unchecked(self.name, "has effects, which must not run twice")
+            return result.jaxpr
+        if exported:
+            checking.warn_unchecked(self.name, "is exported, which no check can be")
             return result.jaxpr
         history = (self.history or checking.begin(self.jaxpr)).followed_by(result.snapshots)
         return checking.checked(self.name, history, result.jaxpr)

@@ -68,11 +68,16 @@ def _expand(*args: Any, program: Program, **_: Any) -> Sequence[Any]:
 
 
 def _lowered(
-    divided: bool, donated: Callable[[], frozenset[int]], *, program: Program, **_: Any
+    divided: bool,
+    donated: Callable[[], frozenset[int]],
+    exported: bool,
+    *,
+    program: Program,
+    **_: Any,
 ) -> ClosedJaxpr | Callable[..., Sequence[Any]]:
     # Without a budget the answer would only optimise one program several times.
     given_up = frozenset[int]() if program.pipeline.memory is None else donated()
-    return program.final(divided, given_up)
+    return program.final(divided, given_up, exported=exported)
 
 
 def _jvp(
@@ -262,9 +267,9 @@ def _linear_evaluate(*args: Any, linear: LinearMap) -> Sequence[Any]:
 
 
 def _linear_lowered(
-    divided: bool, donated: Callable[[], frozenset[int]], *, linear: LinearMap
+    divided: bool, donated: Callable[[], frozenset[int]], exported: bool, *, linear: LinearMap
 ) -> Callable[..., Sequence[Any]]:
-    del divided, donated  # its program asks when it is lowered
+    del divided, donated, exported  # its program asks when it is lowered
     return linear.evaluated()
 
 

@@ -79,6 +79,11 @@ def is_one_cpu(ctx: Any) -> bool:
     return tuple(platforms) == ("cpu",) and devices == 1
 
 
+def is_exported(ctx: Any) -> bool:
+    """Whether what is lowered in this context is for `jax.export`, not to be run here."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
 def donated(args: Sequence[Any]) -> frozenset[int]:
     """Which operands of what is lowered are arguments that the caller of the program donates."""
     return frozenset(i for i, each in enumerate(args) if _is_donated(each))

@@ -47,8 +47,8 @@ class Rules(NamedTuple):
     evaluate: Callable[..., Sequence[Any]]
     """``(*args, **params) -> outputs``, outside of any trace"""
     lowered: Callable[..., ClosedJaxpr | Callable[..., Sequence[Any]]]
-    """``(whether arrays may be divided over devices, asks for the donated arguments, **params)
-    -> what to compile``: a jaxpr, or a function to trace"""
+    """``(whether arrays may be divided over devices, asks for the donated arguments, whether it is
+    for `jax.export`, **params) -> what to compile``: a jaxpr, or a function to trace"""
     jvp: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
     """``(primals, tangents, **params) -> (primals, tangents)``, tangents may be symbolic zeros"""
     batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]]
@@ -74,7 +74,8 @@ def register(primitive: Primitive, rules: Rules) -> None:
     @with_large_frame
     def lower(ctx: Any, *args: Any, **params: Any) -> Any:
         donated = partial(compat_devices.donated, args)
-        program = rules.lowered(compat_devices.are_divided(ctx), donated, **params)
+        divided, exported = compat_devices.are_divided(ctx), compat_devices.is_exported(ctx)
+        program = rules.lowered(divided, donated, exported, **params)
         with uncollected():
             if not isinstance(program, ClosedJaxpr):
                 return _mlir.lower_fun(program)(ctx, *args)

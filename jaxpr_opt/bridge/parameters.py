@@ -363,8 +363,13 @@ SMALL_LOOP = "small_loop"
 
 
 def length_of(scan: Equation) -> int:
-    """How many steps a scan takes."""
+    """How many steps a scan takes; where that is a symbol, JAX raises what it has for these."""
     return int(_read(scan, "length"))
+
+
+def has_length(scan: Equation) -> bool:
+    """Whether the number of steps is a number, and no symbol (`jax.export`)."""
+    return isinstance(_read(scan, "length"), int)
 
 
 def reverse_of(scan: Equation) -> bool:

@@ -80,7 +80,7 @@ def cost(item: Op | Region) -> Cost:
         return sum((cost(op) for op in item.ops), start=Cost())
     match item:
         case Scan():
-            return item.length * cost(item.body) if is_sized([item.length]) else UNKNOWN
+            return item.length * cost(item.body) if item.has_length else UNKNOWN
         case While():
             return UNKNOWN
         case Cond():

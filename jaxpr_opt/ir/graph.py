@@ -40,7 +40,7 @@ import numpy as np
 from jax.extend.core import Primitive
 
 from jaxpr_opt.bridge import compat_source, dtypes
-from jaxpr_opt.bridge.parameters import length_of, reverse_of
+from jaxpr_opt.bridge.parameters import has_length, length_of, reverse_of
 from jaxpr_opt.ir.aliases import Aliasing
 
 Phase = Literal["differentiable", "differentiated", "final"]
@@ -511,6 +511,11 @@ class Scan(Op):
     @property
     def length(self) -> int:
         return length_of(self)
+
+    @property
+    def has_length(self) -> bool:
+        """Whether `length` is a number: that of a symbol cannot be read (`jax.export`)."""
+        return has_length(self)
 
     @property
     def reverse(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.ir.graph import Scan, is_sized
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.traits import IN_PLACE
 
 
@@ -12,9 +12,10 @@ def steps_as_one(scan: Scan) -> int:
     JAX copies the rows of streams and stacks.  One, if steps write to arrays in place: XLA copies
     what a step writes and the next one reads.  All, if the user asked for all.
     """
-    length, asked = scan.length, unroll_of(scan)
-    if asked == 1 or not is_sized((length,)):
+    asked = unroll_of(scan)
+    if asked == 1 or not scan.has_length:
         return int(asked)
+    length = scan.length
     if not 0 < asked < length:
         return length
     writes = any(op.name in IN_PLACE for op in scan.body.walk())

@@ -101,6 +101,8 @@ def _scan(op: Scan, report: Report) -> None:
     rows = [("stream", s.operand, s.param) for s in op.streams]
     rows += [("stack", y.result, y.value) for y in op.stacks]
     for what, whole, row in rows:
+        if not op.has_length:
+            continue  # a symbol is not told from another
         if (whole.shape, whole.dtype) != ((op.length, *row.shape), row.dtype):
             wanted = f"a {what} of {op.length} rows of {type_text(row.aval)}"
             report.fail(op, wanted, report.typed(whole), f"the loop takes {op.length} steps")

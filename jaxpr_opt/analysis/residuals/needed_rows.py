@@ -27,7 +27,7 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Stack, Value, is_sized
+from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Stack, Value
 from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.traits import is_speculable
 
@@ -166,7 +166,7 @@ def _any(steps: list[Numbers]) -> Numbers:
 @remembered
 def steps_of(scan: Scan) -> _Steps | None:
     """The facts that are known of each step of a loop; None if the steps are too many."""
-    is_known = is_sized((scan.length,)) and 0 < scan.length <= limits.STEPS_KNOWN
+    is_known = scan.has_length and 0 < scan.length <= limits.STEPS_KNOWN
     return _Steps(scan) if is_known else None
 
 

@@ -25,7 +25,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.known_seconds import known_seconds
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import inputs
-from jaxpr_opt.ir.graph import Cond, Scan, Value, is_sized
+from jaxpr_opt.ir.graph import Cond, Scan, Value
 
 Choices = Mapping[Value, Numbers]
 """What chooses in a step, and the number that it is for each row of the loop's streams."""
@@ -85,7 +85,7 @@ class Phases:
 
 def phases_of(scan: Scan) -> Phases | None:
     """The phases into which dividing a loop and the readers of its residuals gains most."""
-    found = replay(scan) if is_sized((scan.length,)) else None
+    found = replay(scan) if scan.has_length else None
     if found is None or scan.length < limits.STEPS_DIVIDED:
         return None
     choices = _of_loops(found)

@@ -50,7 +50,7 @@ def numbers_at(value: Value, scan: Scan) -> Numbers | None:
     """The numbers that a scalar integer or truth value of a step has, one for each row of the
     loop's streams; None if they are not known.
     """
-    if not is_sized((scan.length,)) or not 0 < scan.length <= limits.STEPS_KNOWN:
+    if not scan.has_length or not 0 < scan.length <= limits.STEPS_KNOWN:
         return None
     return _Search(scan).rows(value, 0)
 
