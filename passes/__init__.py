@@ -61,6 +61,7 @@ from jaxpr_opt.passes.suppliers.stack_needed_rows import StackNeededRows
 from jaxpr_opt.passes.suppliers.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.passes.windows.add_before_mapping import AddBeforeMapping
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
 from jaxpr_opt.passes.windows.carry_mapped_rows import CarryMappedRows
@@ -115,8 +116,8 @@ WINDOWS = (
     ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
     SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
     WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),
-    ComputeReadRows(), MapBeforeReading(), CarryMappedRows(), TakeTopK(), CarryLastRows(),
-    CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(),
+    ComputeReadRows(), MapBeforeReading(), AddBeforeMapping(), CarryMappedRows(), TakeTopK(),
+    CarryLastRows(), CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(),
     AccumulateSparseCotangents(), NarrowCarriedArrays(),
     TraceBackRows(), ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),
 )  # fmt: skip

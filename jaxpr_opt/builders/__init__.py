@@ -38,7 +38,8 @@ loops
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 `flag_rows`                                         truth values in place of zeros and ones
 what loops store
-`mapped_reads`                                      what is made of rows of tables, of all rows, then read
+`mapped_reads`                                      what is made of all rows of tables, then read
+`summed_rows`                                       rows that are added up, and then mapped
 `mapped_rows`, `made_rows`                          of the rows of a stack; the rows of a stream
 `residual_transfer`, `recomputed_residuals`         stacks for other loops, and what they recompute
 `inner_replay`                                      a loop of a step, run again

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpr_opt.analysis.windows.mapped_reads import MappedReads
+from jaxpr_opt.analysis.windows.mapped_reads import MappedReads, Places
+from jaxpr_opt.analysis.windows.read_rows import AxesOfPart
 from jaxpr_opt.bridge.parameters import (
     fill_value_of,
     has_unique_indices,
@@ -22,52 +25,100 @@ from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OfTables:
+    """What is made of all rows of tables, where it is made of those at some places."""
+
+    at: Places
+    axes: Mapping[Value, AxesOfPart]
+    """Of what is made, the axes along which the rows lie."""
+    rw: Rewriter
+    keeps_unread: bool = False
+    """Whether rows at no place stay as they are, not one that is at a place: nothing multiplies
+    them."""
+    made: dict[Value, Value] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """How many rows; one more if there is one for all places out of range."""
+        return self.at.rows + self.at.is_filled
+
+    def shape(self, value: Value) -> tuple[int, ...]:
+        """The shape of an array with these rows, along the last axis of the places."""
+        last = len(self.at.shape) - 1
+        sizes = {axis: self.rows if k == last else 1 for axis, k in self.axes[value].items()}
+        return tuple(sizes.get(axis, n) for axis, n in enumerate(value.shape))
+
+    def table(self, read: Op, before: Op) -> None:
+        """All rows of the table that a gather reads."""
+        code, shape = partial(_table, read), self.shape(read.result)
+        table = self.rw.typed(
+            lambda x: code(shape, x), read.result.aval, read.operands[0], before=before
+        )
+        if not self.keeps_unread:
+            axis, index = max(self.axes[read.result]), self.index(before)
+            others = partial(_of_read_rows, self.at, axis)
+            table = self.rw.typed(others, read.result.aval, table, index, before=before)
+        self.made[read.result] = table
+
+    def computed(self, op: Op, before: Op, operands: Mapping[int, Value] | None = None) -> Value:
+        """What an op makes of all rows."""
+        read = [self.of_all_rows(v, before) for v in op.operands]
+        read = [(operands or {}).get(k, v) for k, v in enumerate(read)]
+        has_rows = op.result in self.axes
+        params = of_shape(op, self.shape(op.result)) if has_rows else None
+        made = on_others(op, read, self.rw, before=before, params=params)
+        if has_rows:
+            self.made[op.result] = made
+        return made
+
+    def of_all_rows(self, value: Value, before: Op) -> Value:
+        """A value of all rows, if it is one of rows: it is made already, or repeats something."""
+        if not self.axes.get(value):
+            return value
+        if value not in self.made:
+            assert value.op is not None
+            params = of_shape(value.op, self.shape(value))
+            self.made[value] = on_others(
+                value.op, value.op.operands, self.rw, before=before, params=params
+            )
+        return self.made[value]
+
+    def index(self, before: Op) -> Value:
+        """The places, those out of range behind the last row if there is a row for them."""
+        index = self.at.index
+        if not self.at.is_filled:
+            return index
+        if index not in self.made:
+            self.made[index] = self.rw.insert(partial(_places, self.at.rows), index, before=before)
+        return self.made[index]
+
+
 def map_tables(found: MappedReads, rw: Rewriter) -> None:
     """Compute all rows of the tables, and read what comes of them; the ops that computed the rows
     that are read are gone.
     """
-    rows = found.rows + is_filled(found)
-    first = next(iter(found.ops))
-    place = partial(_places, found.rows) if is_filled(found) else None
-    index = found.index if place is None else rw.insert(place, found.index, before=first)
-    made: dict[Value, Value] = {}
-    for read in found.reads:
-        code = partial(_table, read, _shape(found, read.result, rows))
-        made[read.result] = rw.typed(code, read.result.aval, read.operands[0], before=first)
+    # Condition 4 of map-before-reading.
+    keeps_unread = rw.graph.phase == "final"
+    tables = OfTables(found.at, found.axes, rw, keeps_unread)
+    index = tables.index(next(iter(found.ops)))
     for op in found.ops:
-        for value in op.operands:
-            if value not in made and found.axes.get(value):
-                assert value.op is not None
-                shape = _shape(found, value, rows)
-                params = of_shape(value.op, shape)
-                made[value] = on_others(value.op, value.op.operands, rw, before=op, params=params)
-        operands = [made.get(v, v) for v in op.operands]
-        params = of_shape(op, _shape(found, op.result, rows))
-        made[op.result] = on_others(op, operands, rw, before=op, params=params)
+        for read in found.reads:
+            if read.result in op.operands and read.result not in tables.made:
+                tables.table(read, op)
+        tables.computed(op, op)
     for value in found.made:
         assert value.op is not None
         code = partial(_read, found, value)
-        rw.replace(value, rw.typed(code, value.aval, made[value], index, before=value.op))
+        made = rw.typed(code, value.aval, tables.made[value], index, before=value.op)
+        rw.replace(value, made)
     for op in reversed(found.ops):
         rw.erase(op)
     for read in found.reads:
         rw.erase_unread(read)
 
 
-def is_filled(found: MappedReads) -> bool:
-    """Whether what is read out of range is filled: it is computed as one more row."""
-    return bool(mode_of(found.reads[0]) == lax.GatherScatterMode.FILL_OR_DROP)
-
-
-def _shape(found: MappedReads, value: Value, rows: int) -> tuple[int, ...]:
-    """The shape of an array with the rows of the tables along the last axis of the places."""
-    last = len(found.places) - 1
-    sizes = {axis: rows if k == last else 1 for axis, k in found.axes[value].items()}
-    return tuple(sizes.get(axis, n) for axis, n in enumerate(value.shape))
-
-
 def _places(rows: int, index: jax.Array) -> jax.Array:
-    """The places, those out of range behind the last row."""
     return jnp.where((index >= 0) & (index < rows), index, rows)
 
 
@@ -94,9 +145,29 @@ def _table(read: Op, shape: tuple[int, ...], table: jax.Array) -> jax.Array:
     return lax.reshape(lax.transpose(table, order), shape)
 
 
+def _of_read_rows(at: Places, axis: int, table: jax.Array, index: jax.Array) -> jax.Array:
+    """A table whose rows that are at no place are that at the first."""
+    first = lax.clamp(0, lax.reshape(index, (index.size,))[0], table.shape[axis] - 1)
+    row = lax.dynamic_slice_in_dim(table, first, 1, axis)
+    is_read = lax.broadcast_in_dim(marked(at, index), table.shape, (axis,))
+    return lax.select(is_read, table, jnp.broadcast_to(row, table.shape))
+
+
+def marked(at: Places, index: jax.Array) -> jax.Array:
+    """Which rows are at a place."""
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    rows, there = jnp.zeros(at.rows + at.is_filled, bool), jnp.ones(at.shape, bool)
+    return lax.scatter(rows, index, there, numbers, mode=mode_within(at))
+
+
+def mode_within(at: Places) -> lax.GatherScatterMode:
+    """What is done out of range, where there is a row for what is filled."""
+    return lax.GatherScatterMode.CLIP if at.is_filled else at.mode
+
+
 def _read(found: MappedReads, value: Value, table: jax.Array, index: jax.Array) -> jax.Array:
     """What is made of the rows that are read."""
-    (read, *_), axes = found.reads, found.axes[value]
+    (read, *_), axes, is_filled = found.reads, found.axes[value], found.at.is_filled
     *_, axis = sorted(axes)
     window = tuple(a for a in range(table.ndim) if a not in axes)
     place = axis - len(axes) + 1
@@ -107,6 +178,6 @@ def _read(found: MappedReads, value: Value, table: jax.Array, index: jax.Array) 
         index,
         lax.GatherDimensionNumbers(window, (place,), (place,)),
         sizes,
-        unique_indices=has_unique_indices(read) and not is_filled(found),
-        mode=lax.GatherScatterMode.CLIP if is_filled(found) else mode_of(read),
+        unique_indices=has_unique_indices(read) and not is_filled,
+        mode=mode_within(found.at),
     )

@@ -21,6 +21,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `accumulate-sparse-cotangents`  adding zeros with a window set adds to the window
 `reduce-added-rows`             a reduction of zeros with rows in them is one of the rows
 `scatter-padded-windows`        a padded window, added to scatters, is a scatter of it
+`add-before-mapping`           what is made of rows and then added up is made of their sums
 `add-in-branches`               adding a cond's result, or its zeros, adds in the branch
 `join-selected-parts`           the sum of disjoint parts becomes writes into the whole
 `sink-select-into-update`       a select between an array and its update selects the window

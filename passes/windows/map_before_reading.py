@@ -17,8 +17,8 @@ atoms embeds many of a few kinds, and normalises and multiplies each. Sound, up 
    is clamped, or filled: then the filled row is one more row of each table;
 2. each row of what an op makes is one of a row that is read, in the order of the places;
 3. what else it reads is the same for all rows;
-4. JAX does not differentiate what the pass makes: a derivative would multiply rows that are never
-   read by zero, which is NaN if they are infinite.
+4. a derivative would multiply rows that are never read by zero, which is NaN if they are infinite:
+   while JAX may differentiate the program, they are replaced by one that is read.
 
 Cost: fewer rows of products and of functions of numbers, for reads of what comes of them. Basic
 arithmetic alone is no reason to touch a program: XLA computes it where it is read. What is made of
@@ -38,6 +38,7 @@ from jaxpr_opt.builders.mapped_reads import map_tables
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Phase
+from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -53,9 +54,8 @@ class MapBeforeReading(Pass[RowsOfTables]):
     """Ops on rows that are read -> reads of ops on all rows."""
 
     name: ClassVar[str] = "map-before-reading"
-    phase: ClassVar[Phase] = "differentiated"  # (4)
+    phase: ClassVar[Phase] = "differentiated"
     whole_arrays: ClassVar[bool] = True
-    unspecified: ClassVar[bool] = True  # (4)
     primitives: ClassVar[frozenset[str]] = frozenset({"gather"})
 
     @property
@@ -68,16 +68,19 @@ class MapBeforeReading(Pass[RowsOfTables]):
             model = cost_model()
             made = [each.name for each in found.ops if model.is_function(each)]
             if made:
-                says = f"{', '.join(made)}: once for each of {found.rows} rows that are read"
+                says = f"{', '.join(made)}: once for each of {found.at.rows} rows that are read"
                 yield RowsOfTables(op, says, found, about=op.operands[0])
 
     def refuse(self, match: RowsOfTables) -> str | None:
-        found, model = match.found, cost_model()
+        found, model, share = match.found, cost_model(), match.found.at.share
         unread, made = (sum(v.nbytes for v in each) for each in (found.unread, found.made))
-        kept = sum(op.result.nbytes for op in found.ops if not model.is_made_where_read(op))
-        if made > unread + kept or found.share * made > unread:
+        written = sum(op.result.nbytes for op in found.ops if not model.is_made_where_read(op))
+        kept = 0 if found.is_reduced and model.sums_by_library else written
+        if made > unread + kept or share * made > unread:
             return "what is made of all rows of the tables takes more memory"
-        if not model.is_less_by_tables(found.ops, found.share, unread, made):
+        program = program_of(match.op)
+        marked = 0 if program is None or program.phase == "final" else found.at.index.size
+        if not model.is_less_by_tables(found.ops, share, unread + written // 2, made, marked):
             return "computing all rows that are read takes no longer"
         return None
 

@@ -24,6 +24,7 @@ one op
 `moved_writes`              data movement of what is written, before the write
 `mapped_carries`            what a step makes of rows of a carry, of which it changes few
 `mapped_reads`              what is made of rows that are read more often than there are
+`summed_rows`               sums of what is made of rows, of which many are of one of a table
 `mapped_windows`            what is made of a window in zeros, before the write
 `shared_places`             writes of a batch at one place, by those rows that write
 `one_hot`                   masks that are true at one place

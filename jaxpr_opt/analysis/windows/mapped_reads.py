@@ -8,53 +8,62 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from math import prod
+from typing import Any
+
+from jax import lax
 
 from jaxpr_opt.analysis.windows.read_rows import BY_ROWS, AxesOfPart
 from jaxpr_opt.analysis.windows.row_axes import row_axis
-from jaxpr_opt.bridge.parameters import (
-    is_resharded,
-    mode_of,
-    numbers_of,
-    slice_sizes_of,
-)
+from jaxpr_opt.bridge.parameters import is_resharded, mode_of, numbers_of, slice_sizes_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import Readers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
+from jaxpr_opt.ir.traits import REDUCING
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Rows of tables, at many places."""
+
+    index: Value
+    rows: int
+    """How many there are in each table."""
+    mode: Any
+    """What is done out of range."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many places there are, along each of their axes."""
+        return tuple(self.index.shape[:-1])
+
+    @property
+    def share(self) -> float:
+        """The rows of a table, as a part of the places."""
+        return self.rows / prod(self.shape)
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether what is out of range is one more row."""
+        return bool(self.mode == lax.GatherScatterMode.FILL_OR_DROP)
+
+    def is_in_order(self, axes: AxesOfPart) -> bool:
+        """Whether these are the axes of all places, in their order."""
+        return [axes[axis] for axis in sorted(axes)] == list(range(len(self.shape)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedReads:
     """Reads of rows of tables, all at the same places, and what is made of these row by row."""
 
+    at: Places
     reads: tuple[Op, ...]
     ops: dict[Op, None]
     """In program order."""
     axes: dict[Value, AxesOfPart]
     """Of what is read, of the results, and of what is the same for all rows: the axes along which
     the rows lie, each with the axis of the places that it is."""
-
-    @property
-    def index(self) -> Value:
-        """The places."""
-        return self.reads[0].operands[1]
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """How many places there are, along each of their axes."""
-        return tuple(self.index.shape[:-1])
-
-    @property
-    def rows(self) -> int:
-        """How many rows each table has."""
-        return row_count(self.reads[0])
-
-    @property
-    def share(self) -> float:
-        """The rows of a table, as a part of those that are read."""
-        return self.rows / prod(self.places)
 
     @property
     def made(self) -> list[Value]:
@@ -64,68 +73,77 @@ class MappedReads:
         ]
 
     @property
+    def is_reduced(self) -> bool:
+        """Whether others reduce all that is made, and read it nowhere else."""
+        users = {user for v in self.made for user in v.users} - {*self.ops}
+        return all(user.name in REDUCING for user in users)
+
+    @property
     def unread(self) -> list[Value]:
         """What is read of tables by no other ops."""
         found = (read.result for read in self.reads)
         return [v for v in found if all(user in self.ops for user in v.users)]
 
 
-def row_count(read: Op) -> int:
-    """How many rows the table has that is read."""
-    (axis,) = numbers_of(read).start_index_map
-    return int(read.operands[0].shape[axis])
+def places_read(read: Op) -> Places | None:
+    """Where a gather reads whole rows along one axis, more than there are; None if it does not."""
+    if read.name != "gather":
+        return None
+    numbers, (array, index) = numbers_of(read), read.operands
+    if not is_sized((*array.shape, *read.result.shape)):
+        return None
+    # Condition 1 of map-before-reading.
+    if any(map(is_sharded, (array, index, read.result))) or index.dtype.name != "int32":
+        return None
+    # Condition 1 of map-before-reading.
+    if numbers.operand_batching_dims:
+        return None
+    if len(numbers.start_index_map) != 1 or numbers.collapsed_slice_dims != numbers.start_index_map:
+        return None
+    (axis,) = numbers.start_index_map
+    whole = tuple(1 if each == axis else n for each, n in enumerate(array.shape))
+    places = Places(index, int(array.shape[axis]), mode_of(read))
+    return (
+        places if slice_sizes_of(read) == whole and places.rows > 1 and places.share < 1 else None
+    )
 
 
 def mapped_reads(read: Op) -> MappedReads | None:
     """What is made, row by row, of what a gather reads, and others that read at the same places;
     None if it is not the first of these, or nothing is.
     """
-    reads = tuple(takewhile(lambda _: _reads_rows(read), _alike(read)))
-    if not reads or reads[0] is not read or read.region is None:
+    at = places_read(read)
+    if at is None:
         return None
-    found = MappedReads(reads, {}, {each.result: _axes(each) for each in reads})
-    pending = Readers(read.region)
-    for each in reads:
-        pending.add(each.result)
-    for op in pending:
-        made = _made(op, found.axes) if len(found.ops) < limits.OPS_OF_ROWS else None
-        if made is not None:
-            found.ops[op] = None
-            found.axes.update(made)
-            pending.add(op.result)
+    reads = tuple(_alike(read, at))
+    if reads[0] is not read:
+        return None
+    found = made_of(at, reads)
     _drop_wide(found)
     return found if found.ops else None
 
 
-def _alike(read: Op) -> Iterator[Op]:
+def made_of(at: Places, reads: tuple[Op, ...]) -> MappedReads:
+    """What is made, row by row, of all that is read."""
+    found = MappedReads(at, reads, {}, {each.result: _axes(each) for each in reads})
+    pending = Readers(at.index.region if not reads else reads[0].region)
+    for each in reads:
+        pending.add(each.result)
+    for op in pending:
+        made = _made(op, found) if len(found.ops) < limits.OPS_OF_ROWS else None
+        if made is not None:
+            found.ops[op] = None
+            found.axes.update(made)
+            pending.add(op.result)
+    return found
+
+
+def _alike(read: Op, at: Places) -> Iterator[Op]:
     """The gathers that read as many rows at the same places, in the same way."""
-    index = read.operands[1]
-    for op in dict.fromkeys(index.users):
-        if op is read:
-            yield op
-            continue
-        is_read = op.name == "gather" and op.region is read.region and _reads_rows(op)
+    for op in dict.fromkeys(at.index.users):
         # Condition 1 of map-before-reading.
-        if is_read and row_count(op) == row_count(read) and mode_of(op) == mode_of(read):
+        if op.region is read.region and places_read(op) == at:
             yield op
-
-
-def _reads_rows(read: Op) -> bool:
-    """Whether a gather reads whole rows along one axis, more than there are."""
-    numbers, (array, index) = numbers_of(read), read.operands
-    if not is_sized((*array.shape, *read.result.shape)):
-        return False
-    # Condition 1 of map-before-reading.
-    if any(map(is_sharded, (array, index, read.result))) or index.dtype.name != "int32":
-        return False
-    # Condition 1 of map-before-reading.
-    if numbers.operand_batching_dims:
-        return False
-    if len(numbers.start_index_map) != 1 or numbers.collapsed_slice_dims != numbers.start_index_map:
-        return False
-    (axis,) = numbers.start_index_map
-    whole = tuple(1 if each == axis else n for each, n in enumerate(array.shape))
-    return slice_sizes_of(read) == whole and 1 < array.shape[axis] < prod(index.shape[:-1])
 
 
 def _axes(read: Op) -> AxesOfPart:
@@ -134,13 +152,12 @@ def _axes(read: Op) -> AxesOfPart:
     return {axis: number for number, axis in enumerate(lead)}
 
 
-def _made(op: Op, axes: Mapping[Value, AxesOfPart]) -> dict[Value, AxesOfPart] | None:
+def _made(op: Op, found: MappedReads) -> Mapping[Value, AxesOfPart] | None:
     """Where the rows are in what an op makes of rows, and in what it reads that is the same for all
     of them; None if it does not make each of one row, in the order of the places.
     """
-    if len(op.results) != 1 or op.name not in BY_ROWS or is_resharded(op):
-        return None
-    if any(map(is_sharded, (op.result, *op.operands))) or not is_sized(op.result.shape):
+    axes = found.axes
+    if not is_by_rows(op):
         return None
     to: dict[int, int] = {}
     for position, value in enumerate(op.operands):
@@ -150,23 +167,34 @@ def _made(op: Op, axes: Mapping[Value, AxesOfPart]) -> dict[Value, AxesOfPart] |
             if end is None or to.setdefault(end, number) != number:
                 return None
     # Condition 2 of map-before-reading.
-    count = max(map(len, axes.values()))
-    if [to[axis] for axis in sorted(to)] != list(range(count)):
+    if not found.at.is_in_order(to):
         return None
-    found = {op.result: to}
+    made = {op.result: to}
     for position, value in enumerate(op.operands):
         if axes.get(value):
             continue
-        ends = {a: row_axis(op, position, a) for a in range(len(value.shape))}
-        rows = {a: to[end] for a, end in ends.items() if end is not None and end in to}
+        rows = rows_of_operand(op, position, to)
         # Condition 3 of map-before-reading.
-        if rows and not _is_repeated(value, rows):
+        if rows and not is_repeated(value, rows):
             return None
-        found |= {value: rows} if rows else {}
-    return found
+        made |= {value: rows} if rows else {}
+    return made
 
 
-def _is_repeated(value: Value, axes: AxesOfPart) -> bool:
+def is_by_rows(op: Op | None) -> bool:
+    """Whether an op may compute each row of its one result by itself."""
+    if op is None or len(op.results) != 1 or op.name not in BY_ROWS or is_resharded(op):
+        return False
+    return not any(map(is_sharded, (op.result, *op.operands))) and is_sized(op.result.shape)
+
+
+def rows_of_operand(op: Op, position: int, axes: AxesOfPart) -> AxesOfPart:
+    """The axes of an operand that become these of the result."""
+    ends = {a: row_axis(op, position, a) for a in range(len(op.operands[position].shape))}
+    return {a: axes[end] for a, end in ends.items() if end is not None and end in axes}
+
+
+def is_repeated(value: Value, axes: AxesOfPart) -> bool:
     """Whether an array repeats the same along these axes."""
     op = value.op
     if op is None or op.name != "broadcast_in_dim" or is_resharded(op):
@@ -176,18 +204,9 @@ def _is_repeated(value: Value, axes: AxesOfPart) -> bool:
 
 def _drop_wide(found: MappedReads) -> None:
     """Leave ops that make more than they read of others."""
-    changed = True
-    while changed:
-        changed = False
-        for op in reversed(list(found.ops)):
-            if any(user in found.ops for user in op.result.users):
-                continue
-            read = {v for v in op.operands if v in found.axes and not _is_outer(v, found)}
-            if op.name != "dot_general" and op.result.nbytes > sum(v.nbytes for v in read):
-                del found.ops[op]
-                changed = True
-
-
-def _is_outer(value: Value, found: MappedReads) -> bool:
-    """Whether an array is the same for all rows."""
-    return value.op not in found.ops and value.op not in found.reads
+    for op in reversed(list(found.ops)):
+        if any(user in found.ops for user in op.result.users):
+            continue
+        read = {v for v in op.operands if v.op in found.ops or v.op in found.reads}
+        if op.name != "dot_general" and op.result.nbytes > sum(v.nbytes for v in read):
+            del found.ops[op]

@@ -63,13 +63,15 @@ class ProductQuestions(Prices):
         """Whether an op is a function of numbers, or is not computed where it is read."""
         return op.name in TRANSCENDENTAL or not is_fused(op)
 
-    def is_less_by_tables(self, ops: Iterable[Op], share: float, unread: int, made: int) -> bool:
+    def is_less_by_tables(
+        self, ops: Iterable[Op], share: float, unread: int, made: int, marked: int
+    ) -> bool:
         """Whether ops take clearly longer than on a part of their rows, if so many bytes are no
-        longer read for them, but so many that they made.
+        longer moved for them, but so many read that they made, and so many places are marked.
         """
         spared = self.repeated(op for op in ops if self.is_function(op)) * (1 - share)
-        more = self.moved(made * (1 + share) - unread) + self.doubtful(self.started(2))
-        return spared > max(more, self.moved(made) / 2)
+        more = self.moved(made * (1 + share) - unread + marked * self.device.line)
+        return spared > max(more + self.doubtful(self.started(2)), self.moved(made) / 2)
 
     def is_less_once(self, op: Op, rows: int) -> bool:
         """Whether computing an op for one row, instead of so many, saves clearly more than starting
