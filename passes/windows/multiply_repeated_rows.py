@@ -25,7 +25,9 @@ when
    as float32: those of bfloat16 would be rounded before they are added;
 3. or nothing but parts of a product is read, of which one at least is summed up along axes of one
    factor, as the gradient does for what is repeated: then that factor is summed up first;
-4. neither types nor the op say which device holds which rows.
+4. neither types nor the op say which device holds which rows;
+5. or a part of a factor, that is joined for this product only, is read of a table that has fewer
+   rows, and nothing else reads it: `map-before-reading` then multiplies the rows of the table.
 
 Where rows are summed up first, infinities are another exception: plain JAX multiplies them by each
 number, zeros too, which is NaN; so they do if JAX differentiates what this pass has made.
@@ -34,7 +36,8 @@ Cost: fewer multiplications, and parts that are not joined, for products that ar
 Of the parts that are the same for no rows, all stay joined: at most one product makes a whole
 result, if it is a sum.
 Source: additive attention (Bahdanau et al., arXiv:1409.0473) computes what it knows of the source
-once; graph attention (Velickovic et al., arXiv:1710.10903) adds two products for each pair.
+once; graph attention (Velickovic et al., arXiv:1710.10903) adds two products for each pair;
+jraph joins edges and the nodes at both ends.
 """
 
 from __future__ import annotations
@@ -89,6 +92,7 @@ class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows]):
         if repeated is not None:
             times = max(repeated.rows(part) for group in repeated.groups for part in group)
             says = f"rows that are repeated {times} times are multiplied once"
+            says = says if times > 1 else "a part that is read of a table is multiplied apart"
             yield RepeatedRows(op, says, repeated, about=op.operands[repeated.position])
         summed = summed_parts(op)  # (3)
         if summed is not None:

@@ -11,6 +11,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
+from tests.passes.test_map_before_reading import read
 
 ONCE = MultiplyRepeatedRows()
 ROWS, POSITIONS, WIDE = 16, 64, 32
@@ -152,6 +153,56 @@ def test_values(name):
     alone(ONCE, jax.grad(loss, (0, 1)), *args, fires=True)
     assert_close(optimize(jax.value_and_grad(loss, (0, 1)))(*args), expected)
     assert_close(jax.value_and_grad(optimize(loss), (0, 1))(*args), expected)
+
+
+def ends(h, e, w, i):
+    """Edges of a graph, with the nodes at both ends."""
+    return jnp.concatenate([read(h, i[:, :1]), read(h, i[:, 1:], "fill"), e], -1) @ w
+
+
+def test_parts_that_are_read_of_tables():
+    """(5) Each is multiplied by itself, so that the rows of the table can be."""
+    rows = np.random.default_rng(0).integers(0, 200, (2048, 2)).astype(np.int32)
+    args = rng(200, WIDE), rng(2048, 8), rng(2 * WIDE + 8, WIDE), rows
+    graph = alone(ONCE, ends, *args, fires=True)
+    assert sum(op.name == "dot_general" for op in graph.walk()) == 3
+    loss = lambda h, e, w, i: jnp.sum(jnp.sin(ends(h, e, w, i)))
+    expected = jax.value_and_grad(loss, (0, 1, 2))(*args)
+    assert_close(expected, optimize(jax.value_and_grad(loss, (0, 1, 2)))(*args))
+    assert_close(expected, jax.value_and_grad(optimize(loss), (0, 1, 2))(*args))
+
+
+@pytest.mark.parametrize(
+    ("program", "types"),
+    {
+        "joined for others": (
+            lambda x, e, w: (y := jnp.concatenate([x, e], -1)) @ w + y[:, :1],
+            (),
+        ),
+        "read elsewhere": (lambda x, e, w: jnp.concatenate([x, e], -1) @ w + x[:, :1], ()),
+        "joined by rows": (lambda x, e, w: jnp.concatenate([x, x + 1.0], 0) @ w[:WIDE], ()),
+        "by itself": (lambda x, e, w: (x @ w[:WIDE]) * e[:, :1], ()),
+        "summed up over rows": (
+            lambda x, e, w: lax.dot_general(
+                jnp.concatenate([x, e], -1), e, (((0,), (0,)), ((), ()))
+            ),
+            (),
+        ),
+        "narrow": (lambda x, e, w: jnp.concatenate([x, e], -1) @ w, (4,)),
+    }.values(),
+)
+def test_parts_that_are_left_joined(program, types):
+    """(5) It would take longer, or more memory."""
+    (wide,) = types or (WIDE,)
+    alone(
+        ONCE,
+        lambda h, e, w, i: program(read(h, i), e, w),
+        f"f32[200,{wide}]",
+        "f32[2048,8]",
+        f"f32[{wide + 8},{WIDE}]",
+        "i32[2048,1]",
+        fires=False,
+    )
 
 
 @pytest.mark.parametrize(

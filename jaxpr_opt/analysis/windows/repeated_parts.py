@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
+from jaxpr_opt.analysis.windows.mapped_reads import Places, places_read
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     dimension_of,
@@ -14,6 +15,7 @@ from jaxpr_opt.bridge.parameters import (
     repetitions_of,
 )
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
@@ -31,6 +33,8 @@ class JoinedPart:
     """Of the part, with one row where all are the same."""
     repeated: tuple[int, ...]
     """The axes along which all rows are the same."""
+    read: Places | None = None
+    """Where its rows are read of a table that has fewer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +70,12 @@ class RepeatedParts:
     def multiplied(self) -> float:
         """The part of all multiplications that is left if rows are not repeated."""
         return (
-            sum(part.size / self.rows(part) for each in self.groups for part in each) / self._length
+            sum(
+                part.size * (part.read.share if part.read else 1) / self.rows(part)
+                for each in self.groups
+                for part in each
+            )
+            / self._length
         )
 
     @property
@@ -103,7 +112,7 @@ def repeated_parts(product: Op) -> RepeatedParts | None:
     values = *product.operands, product.result
     if any(is_sharded(v) or not is_sized(v.shape) or not v.size for v in values):
         return None
-    _, batch = numbers_of(product)
+    contracted, batch = numbers_of(product)
     for position, factor in enumerate(product.operands):
         for axis in range(len(factor.shape)):
             if axis in batch[position]:
@@ -114,7 +123,11 @@ def repeated_parts(product: Op) -> RepeatedParts | None:
                 for value, start, shape in _joined(factor, axis, factor.shape, joins)
             ]
             is_known = len(parts) <= limits.PARTS_OF_A_PRODUCT
-            if is_known and any(part.repeated for part in parts):
+            is_joined_here = len(parts) > 1 and all(len(op.result.uses) == 1 for op in joins)
+            # Condition 5 of multiply-repeated-rows.
+            if is_joined_here and axis in contracted[position]:
+                parts = [_read_part(each, product, axis, factor.shape[axis]) for each in parts]
+            if is_known and any(part.repeated or part.read for part in parts):
                 found = RepeatedParts(product, position, axis, [], tuple(joins))
                 found.groups.extend(_groups(parts, any_order=found.is_summed))
                 return found
@@ -132,13 +145,30 @@ def _part(
     return JoinedPart(array, start, shape[joined], rows, axes)
 
 
+def _read_part(part: JoinedPart, product: Op, joined: int, length: int) -> JoinedPart:
+    """A part, with where it is read of a table, if the product of all rows of that takes clearly
+    less time.
+    """
+    read, made = part.array.op, product.result.nbytes
+    at = places_read(read) if read is not None and read.region is product.region else None
+    # Condition 5 of multiply-repeated-rows.
+    if at is None or read is None or part.repeated or len(read.result.uses) > 1:
+        return part
+    # Condition 5 of multiply-repeated-rows.
+    if joined not in numbers_of(read).offset_dims or read.result.shape != part.shape:
+        return part
+    share, unread, marked = at.share, read.result.nbytes, at.index.size
+    is_less = cost_model().is_less_read(product, part.size / length, share, unread, marked)
+    return replace(part, read=at) if is_less and share * made <= unread else part
+
+
 def _groups(parts: Sequence[JoinedPart], *, any_order: bool) -> list[list[JoinedPart]]:
     """Parts that are the same along the same axes; neighbours only, unless any order will do."""
     found: list[list[JoinedPart]] = []
     for part in parts:
         known = found if any_order else found[-1:]
         group = next((each for each in known if each[0].repeated == part.repeated), None)
-        if group is None:
+        if group is None or part.read or group[0].read:
             found.append(group := [])
         group.append(part)
     return found

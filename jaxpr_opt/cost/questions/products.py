@@ -73,6 +73,15 @@ class ProductQuestions(Prices):
         more = self.moved(made * (1 + share) - unread + marked * self.device.line)
         return spared > max(more + self.doubtful(self.started(2)), self.moved(made) / 2)
 
+    def is_less_read(
+        self, product: Op, part: float, share: float, unread: int, marked: int
+    ) -> bool:
+        """The same of a part of a product, whose result is then read in its place."""
+        spared = self.repeated([product]) * part * (1 - share)
+        more = self.moved(product.result.nbytes * (0.5 + share) - unread)
+        more += self.moved(marked * self.device.line) + self.doubtful(self.started(2))
+        return spared > max(more, self.moved(product.result.nbytes) / 2)
+
     def is_less_once(self, op: Op, rows: int) -> bool:
         """Whether computing an op for one row, instead of so many, saves clearly more than starting
         an op takes.  If nobody knows how long it takes, it is an algorithm for matrices.
