@@ -8,10 +8,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.mapped_reads import MappedReads, Places
 from jaxpr_opt.analysis.windows.read_rows import AxesOfPart
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     fill_value_of,
     has_unique_indices,
@@ -87,10 +89,10 @@ class OfTables:
     def index(self, before: Op) -> Value:
         """The places, those out of range behind the last row if there is a row for them."""
         index = self.at.index
-        if not self.at.is_filled:
+        if not self.at.is_filled and index.dtype == np.int32:
             return index
         if index not in self.made:
-            self.made[index] = self.rw.insert(partial(_places, self.at.rows), index, before=before)
+            self.made[index] = self.rw.insert(partial(_places, self.at), index, before=before)
         return self.made[index]
 
 
@@ -118,8 +120,13 @@ def map_tables(found: MappedReads, rw: Rewriter) -> None:
         rw.erase_unread(read)
 
 
-def _places(rows: int, index: jax.Array) -> jax.Array:
-    return jnp.where((index >= 0) & (index < rows), index, rows)
+def _places(at: Places, index: jax.Array) -> jax.Array:
+    """Places as integers that can number all rows; what is out of range stays so."""
+    if not dtypes.holds(np.int32, np.iinfo(index.dtype).max):
+        least = 0 if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else -1
+        index = lax.clamp(np.asarray(least, index.dtype), index, np.asarray(at.rows, index.dtype))
+    index = index.astype(np.int32)
+    return jnp.where((index >= 0) & (index < at.rows), index, at.rows) if at.is_filled else index
 
 
 def _table(read: Op, shape: tuple[int, ...], table: jax.Array) -> jax.Array:
@@ -147,7 +154,9 @@ def _table(read: Op, shape: tuple[int, ...], table: jax.Array) -> jax.Array:
 
 def _of_read_rows(at: Places, axis: int, table: jax.Array, index: jax.Array) -> jax.Array:
     """A table whose rows that are at no place are that at the first."""
-    first = lax.clamp(0, lax.reshape(index, (index.size,))[0], table.shape[axis] - 1)
+    first = lax.clamp(
+        np.int32(0), lax.reshape(index, (index.size,))[0], np.int32(table.shape[axis] - 1)
+    )
     row = lax.dynamic_slice_in_dim(table, first, 1, axis)
     is_read = lax.broadcast_in_dim(marked(at, index), table.shape, (axis,))
     return lax.select(is_read, table, jnp.broadcast_to(row, table.shape))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.read_rows import BY_ROWS, AxesOfPart
@@ -93,7 +94,7 @@ def places_read(read: Op) -> Places | None:
     if not is_sized((*array.shape, *read.result.shape)):
         return None
     # Condition 1 of map-before-reading.
-    if any(map(is_sharded, (array, index, read.result))) or index.dtype.name != "int32":
+    if any(map(is_sharded, (array, index, read.result))) or not is_short(index):
         return None
     # Condition 1 of map-before-reading.
     if numbers.operand_batching_dims:
@@ -106,6 +107,11 @@ def places_read(read: Op) -> Places | None:
     return (
         places if slice_sizes_of(read) == whole and places.rows > 1 and places.share < 1 else None
     )
+
+
+def is_short(index: Value) -> bool:
+    """Whether places are numbers of 32 bits at most: XLA may read others as such."""
+    return bool(index.dtype.itemsize <= np.dtype(np.int32).itemsize)
 
 
 def mapped_reads(read: Op) -> MappedReads | None:

@@ -17,6 +17,7 @@ from jaxpr_opt.analysis.windows.mapped_reads import (
     Places,
     is_by_rows,
     is_repeated,
+    is_short,
     made_of,
     places_read,
     rows_of_operand,
@@ -67,7 +68,7 @@ def places_added(scatter: Op) -> Places | None:
     array, index, update = scatter.operands
     axis = picked_axis(scatter) if is_sized((*array.shape, *update.shape)) else None
     # Condition 1 of add-before-mapping.
-    if axis is None or any(map(is_sharded, scatter.operands)) or index.dtype.name != "int32":
+    if axis is None or any(map(is_sharded, scatter.operands)) or not is_short(index):
         return None
     places = Places(index, int(array.shape[axis]), mode_of(scatter))
     return places if places.rows > 1 and places.share < 1 else None
