@@ -425,6 +425,25 @@ def test_a_loop_is_priced_once():
     assert 0 < asked <= 8
 
 
+def limited(n):
+    """A step of n limiters, of which none says whether it does anything."""
+
+    def step(u, _):
+        for _ in range(n):
+            ahead, behind = jnp.roll(u, -1) - u, u - jnp.roll(u, 1)
+            slope = jnp.minimum(jnp.abs(ahead), jnp.abs(behind))
+            u = u + 0.1 * jnp.where(ahead * behind > 0, slope, 0.0)
+        return u, None
+
+    return lambda u: jnp.sum(lax.scan(step, u, None, length=50)[0]), (jnp.ones((400,)),)
+
+
+def test_a_step_is_priced_once_for_all_of_its_predicates():
+    """Not again for each of which it is asked what a step does that skips under it."""
+    found = calls(ORDERS["optimised gradient"], *limited(8))
+    assert found["going_on.py: settles"] > 5 * found["prices.py: step_seconds"] > 0
+
+
 def test_numbers_that_are_known_are_looked_for_once(monkeypatch):
     """Each is made of the two before it."""
 

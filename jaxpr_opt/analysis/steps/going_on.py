@@ -52,8 +52,8 @@ def find_goings(scan: Scan) -> tuple[Skip, ...]:
 def _goings(scan: Scan) -> Iterator[Skip]:
     counters, _, changing = counted(scan)
     candidates = candidates_of(scan)
-    seconds = scan.length * cost_model().step_seconds(scan.body)
-    if not candidates or not changing or not cost_model().is_worth_loops(1, seconds):
+    a_step = cost_model().step_seconds(scan.body)
+    if not candidates or not changing or not cost_model().is_worth_loops(1, scan.length * a_step):
         return
     step = Assumable(scan.body, linear=carries_cotangents(scan))
     for predicate in step.until_worn(candidates):
@@ -83,7 +83,7 @@ def _goings(scan: Scan) -> Iterator[Skip]:
             )
             step.count_walked(len(step.ops))  # of each it is asked now whether it goes on
             does = going_on(skip).ops
-            if settles(skip) or cost_model().is_little_of_a_step(does, scan.body):
+            if settles(skip) or cost_model().is_little_of_a_step(does, a_step):
                 yield skip
                 break
 
@@ -106,11 +106,13 @@ class _Fixed:
 
     def __init__(self, skip: Skip) -> None:
         scan, self._skipped = skip.scan, skip.skipped
+        self._told: dict[Value, Known] = {}
+        """What values are in a skipped step, which is asked for once."""
         self._moving = {s.param for s in scan.streams} | {c.param for c, _ in skip.counters}
         self._moving |= {c.param for c in skip.going}
         self._nothing: set[Value] = set()
         """Zeros of either sign, or NaNs."""
-        again = {r: c for c in skip.going if isinstance(r := self._skipped[c.next], Value)}
+        again = {r: c for c in skip.going if isinstance(r := self._tell(c.next), Value)}
         for op in scan.body.walk():
             if self._vanishes(op):
                 self._nothing.update(op.results)
@@ -123,24 +125,32 @@ class _Fixed:
 
     def holds(self, value: Value) -> bool:
         """Whether a value is the same in all skipped steps."""
-        known = self._skipped[value]
+        known = self._tell(value)
         return isinstance(known, Splat) or known not in self._moving
+
+    def _tell(self, value: Value) -> Known:
+        if value not in self._told:
+            self._told[value] = self._skipped[value]
+        return self._told[value]
 
     def _vanishes(self, op: Op) -> bool:
         """Whether an op makes zeros or NaNs: no integer is made of those."""
+        known = [self._known(v) for v in op.operands]
+        if not any(map(is_zero, known)):
+            return False
         is_rounded = any(dtypes.is_inexact(v.dtype) for v in op.operands)
         makes_numbers = is_rounded and not all(dtypes.is_inexact(v.dtype) for v in op.results)
         # Condition 12 of exit-loop-early.
-        return not makes_numbers and vanishes(op, [self._known(v) for v in op.operands])
+        return not makes_numbers and vanishes(op, known)
 
     def _known(self, value: Value) -> Known:
-        known = self._skipped[value]
+        known = self._tell(value)
         is_nothing = isinstance(known, Value) and known in self._nothing
         return Splat(np.zeros((), value.dtype)[()]) if is_nothing else known
 
     def _repeats(self, op: Op, before: Value) -> bool:
         """Whether an op done again, on its result instead of what was before, gives the same."""
-        known = [self._skipped[v] for v in op.operands]
+        known = [self._tell(v) for v in op.operands]
         others = [v for v, k in zip(op.operands, known, strict=True) if k is not before]
         if op.name in _REPEATABLE:
             return all(map(self.holds, others))
@@ -155,7 +165,7 @@ class _Fixed:
         """Whether a value is what was before, with zeros added, or NaNs."""
         pending = [value]
         for each in pending:
-            known = self._skipped[each]
+            known = self._tell(each)
             if known is before:
                 return True
             op = known.op if isinstance(known, Value) else None

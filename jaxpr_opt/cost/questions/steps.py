@@ -147,11 +147,10 @@ class StepQuestions(Prices):
         started = self.started(len(values) + len([op for op in ops if not is_view(op)]))
         return again > self.doubtful(again * part + self.moved(written) + started)
 
-    def is_little_of_a_step(self, ops: Sequence[Op], body: Region) -> bool:
-        """Whether ops of a step take so little of its time that a loop of their own saves most."""
-        inside = [each for op in ops for each in op.walk()]
-        part, step = self._step_of(inside), self.step_seconds(body)
-        return part < inf and self.doubtful(part) <= step
+    def is_little_of_a_step(self, ops: Sequence[Op], seconds: float) -> bool:
+        """Whether ops take so little of the seconds of a step that a loop of them saves most."""
+        part = self._step_of([each for op in ops for each in op.walk()])
+        return part < inf and self.doubtful(part) <= seconds
 
     def _testing(self, arrays: Sequence[Value]) -> float:
         """Seconds to look at all elements of arrays."""
