@@ -47,6 +47,15 @@ from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 X = np.linspace(-1.5, 2.0, 12, dtype=np.float32).reshape(4, 3)
 
 
+def test_what_is_said_may_be_rounded_as_results_may():
+    """By passes that say so; another number, or one more, is a find all the same."""
+    said, rounded = [0.0, 34.94121], [0.0, 34.94117]
+    assert check.difference([], said, [], rounded, lenient=False, rounds=True) is None
+    for repeated, rounds in ((rounded, False), ([0.0, 35.0], True), ([34.94121], True)):
+        found = check.difference([], said, [], repeated, lenient=False, rounds=rounds)
+        assert found is not None and found.startswith("said")
+
+
 def everything(x, i):
     """Most of what the evaluator knows."""
     windows = x.at[i].set(x[0]), x.at[i].add(1.0, mode="drop"), x.at[i].get(mode="fill")
