@@ -20,6 +20,7 @@ from examples import (
     alignment,
     chosen_rows,
     delay_equation,
+    dropped_work,
     kv_cache,
     lookups,
     many_carries,
@@ -255,6 +256,14 @@ FAMILIES = [
         chosen_rows.arguments,
         2048,
     ),
+    Family(
+        "losses of few steps",
+        dropped_work.spotted,
+        dropped_work.spotted_by_hand,
+        dropped_work.arguments,
+        1024,
+    ),
+    Family("experts", dropped_work.routed, dropped_work.routed_by_hand, dropped_work.routes, 512),
     Family("phases", phases.warm_up, phases.warm_up_by_hand, phases.arguments, 4096),
     Family(
         "phases that come round", phases.corrected, phases.corrected_by_hand, phases.arguments, 4096

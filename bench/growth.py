@@ -88,6 +88,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
     "rows of all pairs": (Powers(2, 1, 2), LINEAR),
     "rows of a kernel": (QUADRATIC, LINEAR),
+    "losses of few steps": (LINEAR, Powers(1, 1, 1, iteration=0)),
+    "experts": (LINEAR, Powers(1, 1, 1, iteration=0)),
     "phases": (LINEAR, LINEAR),
     "phases that come round": (LINEAR, LINEAR),
     "padded sequences": (LINEAR, Powers(1, 1, 1, iteration=1)),

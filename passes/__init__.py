@@ -41,6 +41,7 @@ from jaxpr_opt.passes.steps.end_at_read_rows import EndAtReadRows
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
 from jaxpr_opt.passes.steps.isolate_dropped_steps import IsolateDroppedSteps
+from jaxpr_opt.passes.steps.isolate_selected_work import IsolateSelectedWork
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
 from jaxpr_opt.passes.steps.remember_the_end import RememberTheEnd
 from jaxpr_opt.passes.steps.rotate_loops import RotateLoops
@@ -155,13 +156,15 @@ STAGES = (
     # Loops whose writes have been undone.
     (IsolateSkippedSteps("scalars", at_last=True),),
     (IsolateSkippedSteps(),),
+    # What a part of a step computes for nobody.
+    (IsolateSelectedWork(),),
     # Steps that a loop by itself cannot tell to be skipped.
     (IsolateDroppedSteps(),),
     # Rows of skipped steps are unspecified by now.
     (ReplaySegments(),),
     # No later pass looks at stacks.
     (StackNeededRows(), MapStackedRows(), MakeStreamedRows()),
-    (SkipUntakenBranches(),),
+    (IsolateSelectedWork(at_last=True), SkipUntakenBranches()),
     # No later pass looks at single scalars, and gradients are to be of vectors.
     (PackScalars(),),
     RESIDUALS,

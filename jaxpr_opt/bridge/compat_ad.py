@@ -14,6 +14,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax.extend.core import ClosedJaxpr
+from jax.extend.core.primitives import add_jaxvals_p
 from jax.sharding import PartitionSpec
 
 from jaxpr_opt.bridge import (
@@ -25,6 +26,12 @@ _WITH_RULES = {"custom_lin", "call_hi_primitive_linearized", "optimized_linear"}
 """What stands for a `custom_vjp`, and for a program that may have one in it."""
 
 Mask = tuple[bool, ...]
+
+
+def add_cotangents(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The sum of two cotangents, which tells that both are such."""
+    total: jax.Array = add_jaxvals_p.bind(a, b)
+    return total
 
 
 def merged(mask: Sequence[bool], chosen: Sequence[Any], others: Sequence[Any]) -> list[Any]:

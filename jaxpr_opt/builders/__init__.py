@@ -32,6 +32,7 @@ loops
 `merged_loop`, `split_loop`, `pieces`               one loop of two, two of one
 `steps_at_once`                                     several steps in one
 `early_exit`, `refilled_stacks`                     a loop that stops early, and what it stacks then
+`chosen_branches`                                   a branch for each case of a choice
 `skipped_steps`, `any_row`, `taken_steps`           steps that skip; is any row taken; how many are
 `unless_finite`                                     a loop that stops if what it skips is finite
 `packed_step`                                       a step with vectors

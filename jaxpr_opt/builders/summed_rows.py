@@ -55,6 +55,7 @@ def _make(value: Value, found: SummedRows, tables: OfTables, before: Op) -> None
 def _sum(op: Op, tables: OfTables) -> None:
     """The sum of what is made of all rows."""
     rw, at = tables.rw, tables.at
+    # Condition 5 of add-before-mapping.
     if op.name == "scatter-add":
         array, _, update = op.operands
         axis = picked_axis(op)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
+from jax import lax
 
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Piece
 from jaxpr_opt.analysis.windows.window_primitives import written
+from jaxpr_opt.bridge.compat_ad import add_cotangents
 from jaxpr_opt.builders.same_op import evaluated
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -43,8 +46,10 @@ def write_sum(
 
 def one_by_one(chain: Chain, array: Value, op: Op, rw: Rewriter) -> Value:
     """The array with each piece added to it: the replacement of the sum `op`."""
+    total = add_cotangents if op.name == "add_any" else lax.add
     for link in chain.links:
         assert isinstance(link, Piece)
         operands = (array, link.update, *link.indices)
-        array = rw.typed(link.add, op.result.aval, *operands, before=op)
+        add = partial(link.add, total=total)
+        array = rw.typed(add, op.result.aval, *operands, before=op)
     return array

@@ -14,6 +14,7 @@
 `rotate-loops`           a step reads what the predicate of its loop computed
 `isolate-skipped-steps`  a step that may be skipped becomes a branch
 `isolate-dropped-steps`  a step of which nothing is used becomes a branch, forward and backward
+`isolate-selected-work`  what a step computes for a select becomes a branch, forward and backward
 `skip-untaken-branches`  a batched branch that no row takes is not computed
 `fuse-branches`          two conds on one predicate become one
 =======================  =====================================================

@@ -24,5 +24,7 @@ what other passes ask
 `phases`                                          steps in which what they choose is known
 `inner_loops`                                     loops of a step that may stop early
 `unread_rows`                                     rows of skipped steps that nothing reads
+`same_choices`                                    loops that read, and choose as the step did
+`chosen_work`                                     what a step computes in some cases only
 ================================================  ==========================================
 """

@@ -23,7 +23,7 @@ from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.flags import compared_with_zero
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
-from jaxpr_opt.analysis.values.step_numbers import numbers_at
+from jaxpr_opt.analysis.values.step_numbers import counted_alike
 from jaxpr_opt.analysis.values.truths import implied
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import depending_on, inputs
@@ -57,7 +57,7 @@ def _reader(row: Value, route: Route, skip: Skip, ends: bool) -> Skip | None:
     last = route[-1]
     assert isinstance(last, Rows)
     # Condition 4 of isolate-skipped-steps.
-    if any(map(_acts, depending_on({row}, last.scan.body.ops))):
+    if any(map(acts, depending_on({row}, last.scan.body.ops))):
         return None
     skips = (*find_skips(last.scan), *(_ends(last.scan) if ends else ()))
     found = [
@@ -160,7 +160,7 @@ def _assuming(scan: Scan, predicate: Value, *, truth: bool) -> Assumed:
     return Assumed(scan.body, {predicate: truth})
 
 
-def _acts(op: Op) -> bool:
+def acts(op: Op) -> bool:
     """Whether it matters what an op reads, even if nobody reads what it makes."""
     return op.name != BARRIER and (not can_move(op) or may_not_end(op))
 
@@ -187,7 +187,7 @@ def _skips_with(scan: Scan, other: Skip, skip: Skip, route: Route) -> bool:
     rows = ((param, skip.skipped[there]) for param, there in found.names.items())
     facts = {param: known for param, known in rows if isinstance(known, Splat)}
     renamed = {there: param for param, there in found.names.items()}
-    alike = partial(_is_counted_alike, skip.scan, scan)
+    alike = partial(counted_alike, skip.scan, scan)
     told = implied(skip.predicate, not skip.taken_when)
     facts |= {
         value: Splat(np.bool_(told[there]))
@@ -230,14 +230,6 @@ def _laid_out(array: Value) -> Value:
             break
         array = source
     return array
-
-
-def _is_counted_alike(scan: Scan, other: Scan, number: Value, its: Value) -> bool:
-    """Whether a loop has a number in each step that another one has in the step of the same row."""
-    counted, its_counted = numbers_at(number, scan), numbers_at(its, other)
-    if counted is None or its_counted is None or number.dtype != its.dtype:
-        return False
-    return np.array_equal(counted, its_counted)
 
 
 def needed_row(skip: Skip, stack: Stack) -> SkippedRow:

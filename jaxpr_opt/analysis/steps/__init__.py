@@ -20,6 +20,7 @@
 `loop_nests`                   loops of loops that can be one loop
 `flat_loops`                   loops over all cells of a table, which can be nests
 `one_function`                 loops that XLA can compile as one function
+`choices`                      truth values and integers by which a step chooses
 `selected_work`                ops that run for one case of a select
 `discarded_rows`               rows of a batch of which selects discard all that comes of them
 =============================  =============================================================

@@ -79,14 +79,14 @@ def only_for(selects: Sequence[Op], case: int, region: Region) -> tuple[Op, ...]
             return tuple(sorted(found, key=region.order))
         op = pending[-heappop(latest)]
         read = ()
-        if not can_move(op) or _reads_carried(op, region):
+        if not can_move(op) or reads_carried(op, region):
             continue
         if all(_is_for(v, selects, case, found, region) for v in op.results):
             found[op] = None
             read = inputs(op)
 
 
-def _reads_carried(op: Op, region: Region) -> bool:
+def reads_carried(op: Op, region: Region) -> bool:
     """Whether an op reads a window of an array that a loop carries and changes."""
     found, loop = access(op), region.owner
     if found is None or found.kind != "read" or not isinstance(loop, Scan | While):

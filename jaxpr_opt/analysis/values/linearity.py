@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.bridge import compat_source, dtypes
 from jaxpr_opt.bridge.parameters import combiner_of, first_right_side_of, has_unique_indices
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
+from jaxpr_opt.ir.graph import UNDEFINED, Call, Cond, Graph, Op, Region, Remat, Scan, Value, While
 from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.traits import BARRIER, linear_in
 
@@ -141,6 +141,8 @@ class Kinds:
             return self._call(op)
         if op.name == BARRIER:
             return [self[v] for v in op.operands]
+        if op.name == UNDEFINED:
+            return [ZERO]  # nothing comes of it
         return [self._other(op)] * len(op.results)
 
     def _loop(self, op: Scan | While) -> list[Kind]:

@@ -55,6 +55,14 @@ def numbers_at(value: Value, scan: Scan) -> Numbers | None:
     return _Search(scan).rows(value, 0)
 
 
+def counted_alike(scan: Scan, other: Scan, number: Value, its: Value) -> bool:
+    """Whether a loop has a number in each step that another one has in the step of the same row."""
+    counted, its_counted = numbers_at(number, scan), numbers_at(its, other)
+    if counted is None or its_counted is None or number.dtype != its.dtype:
+        return False
+    return np.array_equal(counted, its_counted)
+
+
 FoundNumbers = dict[Value, Numbers | None]
 """What has been found out: what is made of two of the same values would be looked for twice."""
 

@@ -7,6 +7,7 @@ up. All have one form here, a `Chain` of `Piece`s.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -91,12 +92,14 @@ class Piece:
             return written(self.op, array, value, *indices)
         return lax.dynamic_update_slice_p.bind(array, value, *(indices or self._constants))
 
-    def add(self, array: Any, update: Any, *indices: Any) -> Any:
-        """`array` with `update` added to the window."""
+    def add(
+        self, array: Any, update: Any, *indices: Any, total: Callable[..., Any] = lax.add
+    ) -> Any:
+        """`array` with `update` added to the window, by that sum."""
         if self.op.name == "scatter-add":
             assert self.op.primitive is not None
             return self.op.primitive.bind(array, *indices, update, **self.op.params)
-        return self.write(array, lax.add(self.read(array, *indices), update), *indices)
+        return self.write(array, total(self.read(array, *indices), update), *indices)
 
     @property
     def _constants(self) -> tuple[Any, ...]:

@@ -94,6 +94,11 @@ class StepQuestions(Prices):
         asked = self.device.predicate * number(predicate.size) + self._branch(nbytes)
         return max(self.run(ops), self.repeated(ops)) >= self.device.unsure * (asked + rest)
 
+    def may_branch(self, body: Region) -> bool:
+        """Whether a step takes so much longer than a question that a part may be worth one."""
+        least = self.device.unsure * (self.device.predicate + self._branch(0))
+        return max(self.run(body.ops), self.repeated([body])) >= least
+
     def is_worth_branches(self, saved: float, nbytes: int) -> bool:
         """Whether a step saves more by taking a branch, where that is known to save so many
         seconds, than asking and writing so many bytes for it takes.
