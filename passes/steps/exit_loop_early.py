@@ -181,9 +181,9 @@ class ExitLoopEarly(Pass[SkippingLoop]):
         """Whether the pass stops a loop that reads rows, by this predicate."""
         if other.scan in stops:
             return stops[other.scan].predicate is other.predicate
-        match = SkippingLoop(other.scan, "", other)
-        is_asked = steps_a_question(other.scan, other) is not None
-        return is_asked and self._refuse(match, is_counted(other, skip)) is None
+        if other.gives_any(skip.scan.results) or steps_a_question(other.scan, other) is None:
+            return False
+        return self._refuse(SkippingLoop(other.scan, "", other), is_counted(other, skip)) is None
 
 
 def _why_run(skip: Skip, knows_steps: bool) -> str | None:

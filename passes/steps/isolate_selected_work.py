@@ -40,8 +40,8 @@ The transpose comes first; then nothing reads the residuals of other steps. Soun
 
 It fires where the ops take so much longer than asking that it is worth it even if all steps take
 them, innermost selects first. It does not fire where the predicate skips whole steps
-(`isolate-skipped-steps`), nor on a loop whose residuals are needed in all steps, but for selects by
-an integer, `at_last`: `skip-untaken-branches` looks at what is left.
+(`isolate-skipped-steps`), nor on a loop whose residuals are needed in all steps, but where several
+cases compute something of their own, `at_last`: `skip-untaken-branches` looks at what is left.
 Source: https://github.com/jax-ml/jax/issues/8409.
 """
 
@@ -78,7 +78,7 @@ class IsolateSelectedWork(Pass[Chosen]):
     """What a step computes and drops, and its transpose -> branches."""
 
     at_last: bool = False
-    """No pass looks at residuals any more: also what a step selects by an integer."""
+    """No pass looks at residuals any more: also where cases compute something of their own."""
 
     name: ClassVar[str] = "isolate-selected-work"
     phase: ClassVar[Phase] = "differentiated"
@@ -92,7 +92,7 @@ class IsolateSelectedWork(Pass[Chosen]):
         choices = (*choices_of(op), *borrowed(op))
         for found in sorted(divisions(choices), key=_choosing):  # (1, 2, 3)
             choice = found.choice
-            is_wanted = is_transposed or found.leaves_out or (self.at_last and choice.numbers)
+            is_wanted = is_transposed or found.leaves_out or (self.at_last and found.divides)
             if found.layers and is_wanted:
                 says = f"{len(found.ops)} ops run only in steps that take what they compute"
                 yield Chosen(op, says, found, about=choice.asked)

@@ -187,6 +187,22 @@ def test_factors_in_a_branch(monkeypatch):
     optimize(corrected).lower(*args)
 
 
+def test_what_goes_on_with_the_result_of_a_loop_that_stops_with_it():
+    """(7) That result is another one by then: the loops do not stop together."""
+
+    def program(h, asked, g):
+        def step(c, p):
+            e = jnp.exp(c)
+            return jnp.where(p, e, c), e
+
+        last, rows = lax.scan(step, h, asked, reverse=True)
+        back = lambda _, row: (lax.cond(row[1], lambda: row[0], lambda: last), None)
+        return lax.scan(back, g, (rows, asked), reverse=True)[0]
+
+    with using(EAGER):
+        alone(EXIT, program, "f32[3]", "bool[4]", "f32[3]", fires=True)
+
+
 BY_NUMBER = lambda c, i, n: i < n
 
 

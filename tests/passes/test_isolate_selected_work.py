@@ -174,6 +174,16 @@ def test_a_forward_loop_that_selects_by_an_integer():
     )
 
 
+def test_two_cases_of_a_forward_loop():
+    """Each computes something of its own; one that takes a value needs no branch here."""
+    both = lambda h, x, p: jnp.where(p, jnp.exp(h) + x, jnp.sin(h))
+    for step, fires in ((both, True), (lambda h, x, p: where(jnp.cos(h), x, p), False)):
+        loop = lambda h, xs, p, step=step: lax.scan(
+            lambda h, row: (step(h, *row), None), h, (xs, p)
+        )
+        alone(AT_LAST, loop, *TYPES[:3], fires=fires)
+
+
 def test_what_others_compute_between():
     """It is divided into layers: the second reads what the step makes of the first."""
 

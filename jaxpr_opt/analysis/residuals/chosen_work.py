@@ -63,6 +63,12 @@ class Division:
         results = [v for layer in self.layers for v in layer.results]
         return any(v not in each.known for each in self.computed for v in results)
 
+    @property
+    def divides(self) -> bool:
+        """Whether several cases compute something that others do not."""
+        runs = [set(each.ops).intersection(self.ops) for each in self.computed]
+        return sum(any(run - other for other in runs) for run in runs) > 1
+
 
 def divisions(choices: Iterable[Choice]) -> Iterator[Division]:
     """What steps compute by these choices, until so many ops were asked that others are not worth

@@ -122,6 +122,11 @@ class Skip:
         """What a skipped step computes to make these values of the body."""
         return computed_in(self.scan.body, self.skipped, values)
 
+    def gives_any(self, values: Iterable[Value]) -> bool:
+        """Whether a skipped step makes anything of these values, or gives one of them."""
+        known = [*self.computed(self.scan.body.outputs).known.values()]
+        return any(value in known for value in values)
+
 
 def computed_in(
     body: Region, assumed: Assumed, values: Iterable[Value], *, whole: bool = True
