@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.residuals.chosen_work import Division, Layer
-from jaxpr_opt.analysis.steps.choices import Choice, is_integer, row_of
-from jaxpr_opt.analysis.steps.skips import Computed
+from jaxpr_opt.analysis.steps.choices import Choice, row_of
+from jaxpr_opt.analysis.steps.computed import Computed
 from jaxpr_opt.builders.any_row import any_row
 from jaxpr_opt.builders.residual_transfer import streamed
 from jaxpr_opt.builders.skipped_steps import in_skipped_step
@@ -56,18 +56,17 @@ def _selector(choice: Choice, asked: jax.Array) -> jax.Array:
         return _place(choice, asked)
     if choice.number is None:
         return asked
-    if is_integer(choice):
+    if asked.dtype != bool:
         return any_row(lax.eq(asked, lax.full_like(asked, choice.number)), True)
     return any_row(asked, bool(choice.number))
 
 
 def _place(choice: Choice, asked: jax.Array) -> jax.Array:
     """The place of an integer among the numbers; one more if it is none of them."""
-    count = len(choice.numbers)
     if choice.numbers == (*range(len(choice.cases)),):
         return lax.convert_element_type(asked, np.int32)
     place: jax.Array = lax.full_like(asked, len(choice.cases) - 1, np.int32)
-    for each, number in zip(range(count), choice.numbers, strict=True):
+    for each, number in enumerate(choice.numbers):
         is_it = lax.eq(asked, lax.full_like(asked, number))
         place = lax.select(is_it, lax.full_like(place, each), place)
     return place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +22,7 @@ from jaxpr_opt.bridge.parameters import (
     of_shape,
     slice_sizes_of,
 )
+from jaxpr_opt.bridge.slicing import in_range, read_run
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -154,10 +155,8 @@ def _table(read: Op, shape: tuple[int, ...], table: jax.Array) -> jax.Array:
 
 def _of_read_rows(at: Places, axis: int, table: jax.Array, index: jax.Array) -> jax.Array:
     """A table whose rows that are at no place are that at the first."""
-    first = lax.clamp(
-        np.int32(0), lax.reshape(index, (index.size,))[0], np.int32(table.shape[axis] - 1)
-    )
-    row = lax.dynamic_slice_in_dim(table, first, 1, axis)
+    first = in_range(lax.reshape(index, (index.size,))[0], table.shape[axis] - 1)
+    row = read_run(table, first, 1, axis)
     is_read = lax.broadcast_in_dim(marked(at, index), table.shape, (axis,))
     return lax.select(is_read, table, jnp.broadcast_to(row, table.shape))
 
@@ -174,13 +173,21 @@ def mode_within(at: Places) -> lax.GatherScatterMode:
     return lax.GatherScatterMode.CLIP if at.is_filled else at.mode
 
 
+def place_of_rows(axes: AxesOfPart) -> int:
+    """The axis along which the rows lie, without the other axes of the places."""
+    return max(axes) - len(axes) + 1
+
+
+def without_other_places(shape: Sequence[int], axes: AxesOfPart) -> list[int]:
+    """A shape with one axis for all places."""
+    return [n for a, n in enumerate(shape) if a not in axes or a == max(axes)]
+
+
 def _read(found: MappedReads, value: Value, table: jax.Array, index: jax.Array) -> jax.Array:
     """What is made of the rows that are read."""
     (read, *_), axes, is_filled = found.reads, found.axes[value], found.at.is_filled
-    *_, axis = sorted(axes)
     window = tuple(a for a in range(table.ndim) if a not in axes)
-    place = axis - len(axes) + 1
-    shape = [n for a, n in enumerate(table.shape) if a not in axes or a == axis]
+    place, shape = place_of_rows(axes), without_other_places(table.shape, axes)
     sizes = [1 if a == place else n for a, n in enumerate(shape)]
     return lax.gather(
         lax.reshape(table, shape),

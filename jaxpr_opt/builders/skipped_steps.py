@@ -10,8 +10,9 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.residuals.unread_rows import needed_row, without_zeros
+from jaxpr_opt.analysis.steps.computed import Computed
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow
-from jaxpr_opt.analysis.steps.skips import Computed, Skip
+from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access

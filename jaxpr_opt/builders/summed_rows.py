@@ -13,7 +13,13 @@ from jaxpr_opt.analysis.windows.added_rows import picked_axis
 from jaxpr_opt.analysis.windows.mapped_reads import Places
 from jaxpr_opt.analysis.windows.read_rows import AxesOfPart
 from jaxpr_opt.analysis.windows.summed_rows import SummedRows
-from jaxpr_opt.builders.mapped_reads import OfTables, marked, mode_within
+from jaxpr_opt.builders.mapped_reads import (
+    OfTables,
+    marked,
+    mode_within,
+    place_of_rows,
+    without_other_places,
+)
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -72,11 +78,11 @@ def _added(
     at: Places, axes: AxesOfPart, shape: Sequence[int], rows: jax.Array, index: jax.Array
 ) -> jax.Array:
     """The sum of the rows at the places of each row of a table."""
-    place = _place(axes)
+    place = place_of_rows(axes)
     numbers = lax.ScatterDimensionNumbers(
         tuple(a for a in range(rows.ndim) if a not in axes), (place,), (place,)
     )
-    zeros = jnp.zeros(_without(shape, axes), rows.dtype)
+    zeros = jnp.zeros(without_other_places(shape, axes), rows.dtype)
     return lax.reshape(lax.scatter_add(zeros, index, rows, numbers, mode=mode_within(at)), shape)
 
 
@@ -89,18 +95,9 @@ def _onto(
     index: jax.Array,
 ) -> jax.Array:
     """An array, with rows added along an axis; of those at no place, zeros."""
-    place = _place(axes)
-    rows = lax.reshape(rows, _without(rows.shape, axes))
+    place = place_of_rows(axes)
+    rows = lax.reshape(rows, without_other_places(rows.shape, axes))
     is_read = lax.broadcast_in_dim(marked(at, index), rows.shape, (place,))
     rows = lax.select(is_read, rows, jnp.zeros_like(rows))
     rows = lax.slice_in_dim(rows, 0, at.rows, axis=place)
     return lax.add(array, jnp.moveaxis(rows, place, axis))
-
-
-def _place(axes: AxesOfPart) -> int:
-    """The axis along which the rows lie, without the other axes of the places."""
-    return max(axes) - len(axes) + 1
-
-
-def _without(shape: Sequence[int], axes: AxesOfPart) -> list[int]:
-    return [n for a, n in enumerate(shape) if a not in axes or a == max(axes)]

@@ -15,9 +15,9 @@ from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
 from jaxpr_opt.analysis.residuals.unread_rows import acts
 from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.choices import Choice, choices_of
+from jaxpr_opt.analysis.steps.computed import Computed, computed_in, inputs_in
 from jaxpr_opt.analysis.steps.predicates import slice_of
 from jaxpr_opt.analysis.steps.selected_work import reads_carried
-from jaxpr_opt.analysis.steps.skips import Computed, computed_in, inputs_in
 from jaxpr_opt.analysis.steps.splats import same
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.access import Access, access
@@ -128,13 +128,19 @@ def _is_left_alone(row: Value, route: Route, choice: Choice, case: int) -> bool:
     last = route[-1]
     assert isinstance(last, Rows)
     # Condition 3 of isolate-selected-work.
-    if any(map(acts, depending_on({row}, last.scan.body.ops))):
+    if _is_acted_on(last.scan, row):
         return False
     # Condition 2 of isolate-selected-work.
     return any(
         asks_the_same(other, choice, route) and row not in _read(last.scan, other, case)
         for other in choices_of(last.scan)
     )
+
+
+@remembered
+def _is_acted_on(scan: Scan, row: Value) -> bool:
+    """Whether it matters what a row holds, even if nothing comes of it."""
+    return any(map(acts, depending_on({row}, scan.body.ops)))
 
 
 @remembered
@@ -167,7 +173,7 @@ def _fixed(choice: Choice) -> set[Op]:
 
 
 def _leaves(write: Access, choice: Choice) -> bool:
-    """Whether the first of two cases leaves an array as it is, and nothing else reads the old."""
+    """Whether the first of two cases leaves an array as it is."""
     first = choice.cases[0]
     array, made = first[write.array], first[write.op.result]
     return len(choice.cases) == 2 and same(array, made)

@@ -6,6 +6,7 @@
 `lasting`                      whether a step that is skipped is followed by skipped steps only
 `idle_choices`                 the choices with which a step does nothing
 `assume`, `incremental_assume` what values become if a predicate is known
+`computed`                     what a step computes if something is assumed of it
 `splats`                       arrays of one number, and what ops make of them
 `going_on`                     what skipped steps change in little time, or but once
 `given_masks`                  arguments of floats that may be masks

@@ -198,8 +198,3 @@ def row_of(value: Value) -> Value | None:
     loop = region.owner if isinstance(region, Region) else None
     stream = loop.stream_of(value) if isinstance(loop, Scan) else None
     return stream.operand if stream is not None else None
-
-
-def is_integer(choice: Choice) -> bool:
-    """Whether integers are asked, not truth values."""
-    return dtypes.is_integer(choice.asked.dtype)

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxpr_opt.analysis.steps.skips import Computed, Skip
+from jaxpr_opt.analysis.steps.computed import Computed
+from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Known, Splat
 from jaxpr_opt.analysis.values.float_bounds import Bounds, bounds
 from jaxpr_opt.analysis.values.ranges import RANGES, asked_for_nan, is_ranged

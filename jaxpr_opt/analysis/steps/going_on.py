@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from jaxpr_opt.analysis.steps.computed import Computed
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.masked_rows import facts_of
 from jaxpr_opt.analysis.steps.predicates import (
@@ -24,7 +25,7 @@ from jaxpr_opt.analysis.steps.predicates import (
     kind_of,
     slice_of,
 )
-from jaxpr_opt.analysis.steps.skips import Computed, Skip, find_ends, find_skips
+from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skips
 from jaxpr_opt.analysis.steps.splats import Known, Splat, is_zero, vanishes
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.windows.access import access

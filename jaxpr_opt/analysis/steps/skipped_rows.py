@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.steps.skips import Computed, Skip
+from jaxpr_opt.analysis.steps.computed import Computed
+from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.ir.graph import UNDEFINED, Op, Stack, Value
