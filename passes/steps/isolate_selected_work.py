@@ -41,7 +41,8 @@ The transpose comes first; then nothing reads the residuals of other steps. Soun
 It fires where the ops take so much longer than asking that it is worth it even if all steps take
 them, innermost selects first. It does not fire where the predicate skips whole steps
 (`isolate-skipped-steps`), nor on a loop whose residuals are needed in all steps, but where several
-cases compute something of their own, `at_last`: `skip-untaken-branches` looks at what is left.
+cases compute something of their own, `at_last`, and no predicate skips steps (in a branch
+`exit-loop-early` would not see it): `skip-untaken-branches` looks at what is left.
 Source: https://github.com/jax-ml/jax/issues/8409.
 """
 
@@ -99,9 +100,8 @@ class IsolateSelectedWork(Pass[Chosen]):
 
     def refuse(self, match: Chosen) -> str | None:
         scan, choice = match.op, match.division.choice
-        if any(
-            isinstance(each, Skip) and each.predicate is choice.asked for each in find_skips(scan)
-        ):
+        skips = [each for each in find_skips(scan) if isinstance(each, Skip)]
+        if any(self.at_last or each.predicate is choice.asked for each in skips):
             return "the loop skips whole steps"
         if not all(map(can_move, scan.body.ops)):  # (4)
             return "a step has effects or communicates"
