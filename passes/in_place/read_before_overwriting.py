@@ -68,10 +68,11 @@ from jaxpr_opt.analysis.windows.overwritten import (
     pays,
     reads_a_window,
     repeats,
+    waiting_place,
     waits,
     writes_windows,
 )
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, component_of
+from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
 from jaxpr_opt.builders.fences import barrier, division, made_on_the_way, why_no_fence, zero
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -160,7 +161,7 @@ class ReadBeforeOverwriting(Pass[Overwriting]):
         reads = [each.result for each in match.fenced]
         if fence() == "division":
             reads += [value for value in made_on_the_way(reads, first) if value not in reads]
-            at, _ = component_of(op, 0)
+            at = waiting_place(op)
             index = op.operands[at]
             quotients = division(rw, reads, other, first)
             waiting = zero(rw, quotients, index.dtype, op)

@@ -660,6 +660,18 @@ def test_a_window_moves_where_barriers_are_dropped(dividing):
     )  # fmt: skip
 
 
+def test_a_batch_waits_along_an_axis_that_its_window_does_not_fill(dividing):
+    """(5) Along those that it fills, XLA knows that it starts at zero, and drops what is added."""
+
+    def rows(c, i, j):
+        x = lax.dynamic_slice(c, (0, i), (3, 2), allow_negative_indices=False)
+        return lax.dynamic_update_slice(c, x, (0, j), allow_negative_indices=False), x
+
+    graph = alone(BARRED, stepping(rows), "f32[3,8]", *PLACES[1:], fires=True)
+    (written,) = (op for op in graph.walk() if op.name == "dynamic_update_slice")
+    assert [at.op is not None and at.op.name == "add" for at in written.operands[2:]] == [0, 1]
+
+
 def test_the_whole_is_read_where_barriers_are_dropped(dividing):
     """(5) What a write needs is kept apart from it, too: the rest is fused and done in place."""
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.window_primitives import (
     COMBINING,
+    UPDATE,
     WRITES,
+    component_of,
     places,
     windows_read,
 )
@@ -58,6 +60,17 @@ def repeats(write: Op, reader: Op) -> bool:
     made = write.operands[0].op
     waited = made is not None and writes_windows(made) and any(map(waits, made.operands[0].users))
     return waited and _indices(reader) != places(write)
+
+
+def waiting_place(write: Op) -> int:
+    """Which operand says where a write starts, so that it waits for what is added there: along an
+    axis that the window fills XLA knows it to start at zero, whatever is computed.
+    """
+    if write.name != "dynamic_update_slice":
+        return 1
+    array, window = write.operands[0].shape, write.operands[UPDATE[write.name]].shape
+    short = (axis for axis, size in enumerate(window) if size < array[axis])
+    return component_of(write, next(short, 0))[0]
 
 
 def waits(op: Op) -> bool:
