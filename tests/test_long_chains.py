@@ -6,6 +6,7 @@ In strict mode, as here, an error is raised that else would be a warning.
 
 import inspect
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import jax
@@ -13,9 +14,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt import optimize
+from jaxpr_opt import optimize, settings
 from jaxpr_opt.cost.work import works
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.testing import assert_close
 
 
 @contextmanager
@@ -124,3 +126,32 @@ def test_sums_of_windows():
     graph = import_jaxpr(jax.make_jaxpr(f)(jnp.ones(3)))
     with small_stack(150):
         assert len(works(graph)) > 200
+
+
+def nested(wrap, levels):
+    """A function that calls another one, and so on, each wrapped."""
+    fun = jnp.sin
+    for level in range(levels):
+        fun = wrap(lambda x, level=level, inner=fun: inner(x) + level)
+    return fun
+
+
+def in_a_thread(fun):
+    """What it returns or raises where nothing else is on the stack."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(fun).result()
+
+
+def test_functions_that_call_each_other():
+    """Each level takes 13 frames of the stack, of which `jax.jit` takes 6."""
+    x = jnp.ones(3)
+    assert_close(in_a_thread(lambda: nested(optimize, 50)(x)), nested(jax.jit, 50)(x))
+    grad = lambda wrap, levels: jax.grad(lambda x: jnp.sum(nested(wrap, levels)(x)))(x)
+    assert_close(in_a_thread(lambda: grad(optimize, 32)), grad(jax.jit, 32))
+
+
+@pytest.mark.filterwarnings("ignore:.*left unchanged. RecursionError")
+def test_functions_that_call_each_other_too_deep():
+    """Each of them tries once, and not all that it calls once more."""
+    with settings.override(strict=False), pytest.raises(RecursionError):
+        in_a_thread(lambda: jax.vmap(nested(optimize, 500))(jnp.ones(3)))

@@ -22,7 +22,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxpr_opt import settings
 from jaxpr_opt.boundary import compiling, mutation, rules
 from jaxpr_opt.boundary.static_leaves import Statics, WithStatics, divided
-from jaxpr_opt.bridge import compat, compat_call, guard
+from jaxpr_opt.bridge import compat, compat_call, compat_types, guard
 from jaxpr_opt.bridge.interpreter_stack import with_large_frame
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.frames import name_of
@@ -76,11 +76,11 @@ class Wrapped:
         # Where nothing is staged, `jax_debug_nans` looks for the line at fault.
         if off or not compat.is_staging() or compat.is_in_kernel():
             return fun(*args, **kwargs)
-        return guard.attempt(
-            lambda: _optimized(fun, self._pipeline, self._check, args, kwargs),
-            lambda: fun(*args, **kwargs),
-            name_of(fun),
-        )
+        try:  # as `guard.attempt` does, with fewer frames: functions that call each other are many
+            return _optimized(fun, self._pipeline, self._check, args, kwargs)
+        except Exception as error:
+            trouble = guard.not_ours(error)
+        return guard.instead(trouble, lambda: fun(*args, **kwargs), name_of(fun))
 
     def held(self) -> Wrapped:
         """The same, referring to the function itself."""
@@ -197,9 +197,13 @@ def _optimized(
 
     every = compat_call.leaf_names(fun, *held)
     names = [every[i] for i in traced]
-    compat_call.describe(body, fun, names)
+    info = compat_call.describe(body, fun, names)
     tracers = [leaves[i] for i in traced]
-    jaxpr = jax.make_jaxpr(body)(*tracers)
+    avals = [compat_types.aval_of(each) for each in tracers]
+    if compat.can_trace(avals):
+        jaxpr = compat.trace(body, avals, info)
+    else:
+        jaxpr = jax.make_jaxpr(body)(*tracers)
     made = traces[-1]
     if made.changed:
         jaxpr = mutation.checked(jaxpr, made.arrays, made.changed, name_of(fun))

@@ -8,6 +8,7 @@ the version of jaxlib, because nothing else shows them. Supported: jax 0.10.2 to
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -72,11 +73,21 @@ def trace(fun: Callable[..., Sequence[Any]], avals: Sequence[Any], info: Any = N
     if info is None or len(info.arg_names or ()) != len(avals):
         names = tuple(f"args[{i}]" for i in range(len(avals)))
         info = _core.DebugInfo("jaxpr_opt", getattr(fun, "__name__", "fn"), names, None)
-    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(_lu.wrap_init(fun, debug_info=info), list(avals))
+    traced: Any = _pe.trace_to_jaxpr_dynamic
+    traced = inspect.unwrap(traced)  # not its annotation for profilers, which is one more frame
+    jaxpr, _, consts = traced(_lu.wrap_init(fun, debug_info=info), list(avals))
     if JAXPRS_ARE_CLOSED:  # constants come first among the inputs
         closed: ClosedJaxpr = jaxpr.with_consts(consts) if consts else jaxpr
         return closed
     return ClosedJaxpr(jaxpr, consts)
+
+
+def can_trace(avals: Sequence[Any]) -> bool:
+    """Whether `trace` is enough for arguments of these types: not for mutable arrays, which JAX
+    tells apart, nor where keys are to be checked for use.
+    """
+    config: Any = jax.config
+    return not config.jax_debug_key_reuse and all(type(a) is _core.ShapedArray for a in avals)
 
 
 def lowered(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

@@ -18,7 +18,7 @@ from jax._src import xla_bridge as _bridge
 from jax._src.sharding_impls import UnspecifiedValue as _Unspecified
 
 from jaxpr_opt.bridge import compat
-from jaxpr_opt.bridge.compat_frames import boundary
+from jaxpr_opt.bridge.compat_frames import boundary, without_ours
 
 _STAGES = ("trace", "lower", "eval_shape")
 """The methods of a jitted function that trace it, besides its call."""
@@ -74,13 +74,14 @@ def leaf_names(
     return tuple(info.arg_names or ())
 
 
-def describe(wrapper: Any, fun: Any, names: Sequence[str]) -> None:
+def describe(wrapper: Any, fun: Any, names: Sequence[str]) -> Any:
     """Have JAX's messages about `wrapper`, a function of a flat list of arrays of these names, say
-    that it is `fun`.
+    that it is `fun`.  Returns what they say.
     """
-    info = _api_util.debug_info("jit", fun, (), {})
-    wrapper.__fun_debug_info__ = info._replace(arg_names=tuple(names))
+    info = _api_util.debug_info("jit", fun, (), {})._replace(arg_names=tuple(names))
+    wrapper.__fun_debug_info__ = info
     wrapper.__name__ = wrapper.__qualname__ = getattr(fun, "__name__", type(fun).__name__)
+    return info
 
 
 class Fallback(Protocol):
@@ -99,36 +100,38 @@ def with_fallback(jitted: Any, fallback: Fallback, fun: Any) -> Any:
     only a stage is left.
     """
 
-    def call(miss: Any, args: Any, kwargs: Any) -> Any:
+    def ask(args: Any, kwargs: Any) -> Any:
         instead = fallback(args, kwargs)
-        return miss(*args, **kwargs) if instead is None else (instead(), None, False)
+        return None if instead is None else lambda *_, **__: (instead(), None, False)
 
     def stage(how: str, plain: Any, args: Any, kwargs: Any) -> Any:
         instead = fallback.stage(how, args, kwargs)
         return plain(*args, **kwargs) if instead is None else instead
 
-    return _asking(jitted, call, stage, fun)
+    return _asking(jitted, ask, stage, fun)
 
 
 def with_other_outside(jitted: Any, other: Callable[[], Any]) -> Any:
     """A jitted function that is `other()`, a jitted function of the same, outside of traces."""
 
-    def call(miss: Any, args: Any, kwargs: Any) -> Any:
-        return (_miss(other()) if compat.outside_traces() else miss)(*args, **kwargs)
+    def ask(*_: Any) -> Any:
+        return _miss(other()) if compat.outside_traces() else None
 
     def stage(how: str, plain: Any, args: Any, kwargs: Any) -> Any:
         return (getattr(other(), how) if compat.outside_traces() else plain)(*args, **kwargs)
 
-    return _asking(jitted, call, stage, None)
+    return _asking(jitted, ask, stage, None)
 
 
 def _miss(jitted: Any) -> Any:
     return jitted.__getstate__()["cache_miss"]
 
 
-def _asking(jitted: Any, call: Callable[..., Any], stage: Callable[..., Any], fun: Any) -> Any:
-    """A jitted function that goes through `call` where it finds no compiled program, and through
-    `stage` where it is traced otherwise.
+def _asking(jitted: Any, ask: Callable[..., Any], stage: Callable[..., Any], fun: Any) -> Any:
+    """A jitted function that asks where it finds no compiled program what to call in place of JAX,
+    if anything, and goes through `stage` where it is traced otherwise.
+
+    Functions call each other through this, so it has one frame on Python's stack, however many ask.
     """
     try:
         state = jitted.__getstate__()
@@ -136,12 +139,22 @@ def _asking(jitted: Any, call: Callable[..., Any], stage: Callable[..., Any], fu
     except (AttributeError, KeyError, TypeError):  # a JAX we do not know
         return jitted
 
-    @functools.wraps(miss)
-    @boundary
-    def cache_miss(*args: Any, **kwargs: Any) -> Any:
-        return call(miss, args, kwargs)
+    asks, plain = [ask, *getattr(miss, "asks", ())], getattr(miss, "plain", miss)
 
-    cache_miss.of = fun  # type: ignore[attr-defined]
+    @functools.wraps(plain)
+    def cache_miss(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            for each in asks:
+                instead = each(args, kwargs)
+                if instead is not None:
+                    return instead(*args, **kwargs)
+            return plain(*args, **kwargs)
+        except Exception as error:
+            without_ours(error)
+            raise
+
+    vars(cache_miss).update(of=fun, asks=asks, plain=plain)
     kind: Any = type(jitted)
     made = kind.__new__(kind)
     made.__setstate__({**state, "cache_miss": cache_miss})

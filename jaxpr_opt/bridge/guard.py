@@ -124,10 +124,23 @@ def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a progra
     try:
         return ours()
     except Exception as error:
-        if settings.current().strict or hasattr(error, _USERS):
-            raise
-        trouble = error
-    result = plain()  # what it raises is not ours
+        trouble = not_ours(error)
+    return instead(trouble, plain, what)
+
+
+def not_ours(error: Exception) -> Exception:
+    """What `attempt` asks of an error: raise it, if the user is to see it."""
+    if settings.current().strict or hasattr(error, _USERS):
+        raise error
+    return error
+
+
+def instead(trouble: Exception, plain: Callable[[], T], what: str) -> T:
+    """What `attempt` gives after an error: the result of `plain`."""
+    try:
+        result = plain()  # what it raises is not ours
+    except RecursionError as error:  # in each of the programs around it, twice as often
+        raise users(error)  # noqa: B904  it is the same error
     failed(trouble, f"{what} was left unchanged: {_described(trouble)}")
     return result
 

@@ -16,10 +16,10 @@ large one.  It waits until the program is made.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from types import FunctionType
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,13 +29,12 @@ _SLOTS = 16_384
 
 
 def with_large_frame(fun: Callable[P, T]) -> Callable[P, T]:
-    """A function that runs without crossing the end of a chunk at every other call."""
-
-    @functools.wraps(fun)
-    def roomy(*args: P.args, **kwargs: P.kwargs) -> T:
-        return _call(fun, args, kwargs)  # type: ignore[no-any-return]
-
-    return roomy
+    """The function, which from now on runs without crossing the end of a chunk at every other call:
+    it has a larger frame itself, and no other, as functions that call each other are many.
+    """
+    assert isinstance(fun, FunctionType), "it has code of its own"
+    fun.__code__ = fun.__code__.replace(co_stacksize=_SLOTS)
+    return fun
 
 
 @contextlib.contextmanager
@@ -48,10 +47,3 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _call(fun: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return fun(*args, **kwargs)
-
-
-_call.__code__ = _call.__code__.replace(co_stacksize=_SLOTS)
