@@ -19,6 +19,7 @@ import jaxpr_opt
 from jaxpr_opt import Optimized, settings
 from jaxpr_opt.decorator import optimize, unwrap
 from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.testing import assert_close
 from tests import typed
 
 X = jnp.arange(4.0)
@@ -595,6 +596,23 @@ def test_check_passes_what_is_right():
     jax.block_until_ready(jax.hessian(lambda w: g(w, X)[1][0])(2.0))
     jax.block_until_ready(jax.grad(jax.checkpoint(lambda w: g(w, X)[0]))(2.0))
     jax.effects_barrier()
+
+
+def test_a_gradient_is_checked_where_the_caller_gives_its_arguments_up():
+    """The loop back is checked against the arguments, which do not exist any more."""
+
+    def decayed(x, ys, key):
+        c, kept = lax.scan(lambda c, y: (c * jnp.sin(y) + 1, c), x[0], ys)
+        return x + c + jax.random.normal(key), kept
+
+    def loss(fun):
+        return lambda x, ys, key: sum(map(jnp.sum, fun(x, ys, key)))
+
+    given = lambda: (jnp.ones(3), jnp.arange(4.0), jax.random.key(0))
+    with settings.override(check=True):
+        got = jax.grad(loss(optimize(decayed, donate_argnums=0)))(*given())
+    assert_close(got, jax.grad(loss(decayed))(*given()))
+
 
 
 @pytest.mark.usefixtures("_check")

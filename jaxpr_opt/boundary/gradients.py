@@ -111,10 +111,12 @@ def _joint(
         return None
     if split is None:
         return None
-    backward, residuals = split.backward, split.residuals
+    ahead, backward, residuals = split.forward, split.backward, split.residuals
     history = UNCHECKED
     if program.history:  # the backward half is checked against the primals, which must reach it
-        residuals = (*residuals, *(("input", i) for i in range(num_inputs)))
+        count = len(ahead.out_avals)
+        ahead = _with_copies(ahead)
+        residuals = (*residuals, *(("output", count + i) for i in range(num_inputs)))
         backward = _with_unused_inputs(backward, len(split.residuals), program.jaxpr.in_avals)
         joint, _ = _joint_program(plain, num_inputs, num_outputs)
         snapshots = program.pipeline.run(joint, "differentiable").snapshots
@@ -135,7 +137,7 @@ def _joint(
         nonzero_in,
     )
     spent = program.pipeline.unbudgeted
-    forward = Program(split.forward, spent, program.name, None, program.history, True, True)
+    forward = Program(ahead, spent, program.name, None, program.history, True, True)
     return Halves(forward, residuals, linear, plain.nonzero_out)
 
 
@@ -202,6 +204,12 @@ def _has_transpose(plain: compat_ad.Linearized) -> bool:
     except Exception:  # noqa: BLE001  whatever a user's rule raises
         return False
     return True
+
+
+def _with_copies(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program that also returns its inputs, which the caller may have given up."""
+    run = jaxpr_as_fun(jaxpr)
+    return compat.trace(lambda *args: [*run(*args), *map(jnp.copy, args)], jaxpr.in_avals)
 
 
 def _with_unused_inputs(jaxpr: ClosedJaxpr, at: int, avals: Sequence[Any]) -> ClosedJaxpr:
