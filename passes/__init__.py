@@ -113,7 +113,8 @@ RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 WINDOWS = (
     TakeArraysApart(), SplitFlatLoops(), ShareBatchedTables(), ShareBatchedFactors(),
     ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), MultiplyRepeatedRows(),
-    JoinConsecutiveRows(), ForwardKnownStacks(), RecognizeOneHot(), WriteWhereMasked(),
+    JoinConsecutiveRows(), ForwardKnownStacks(), RecognizeOneHot(), ReadOneHotRows(),
+    WriteWhereMasked(),
     ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
     SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
     WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),
@@ -127,7 +128,7 @@ SUPPLIERS = (
     StackChoices(), StackReadWindows(), NarrowResiduals(), ShareShiftedStacks(),
     StackEnteringRows(), UndoCarriedWrites(),
 )  # fmt: skip
-ROWS = (ReadOneHotRows(), ReduceAddedRows(), UpdateRows(), UpdateStates())
+ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 
 REASSOCIATING = (

@@ -60,7 +60,7 @@ class Eager(Sparse, Replaying):
     def is_less_without_copies(self, copies):
         return copies > 0
 
-    def is_picked(self, product, looked, steps):
+    def is_picked(self, rows, ops, looked, unmade):
         return True
 
     def may_be_copied(self, part, array, spared):

@@ -7,7 +7,7 @@ reads and writes of windows
 `read_rows`, `last_rows`, `picked_rows`             the rows of results that are read, of stacks
 `one_hot_rows`                                      the row that a mask chooses
 `selected_ends`                                     few elements of what would be sorted
-`rows_of_products`                                  rows that products with one-hot arrays pick
+`picked_sums`                                       rows that one-hot arrays pick, or add up
 `step_rows`                                         the row of a step, in place of a stream
 `same_op`                                           an op again, on other operands
 `branch_writes`                                     writes of branches, after their cond

@@ -180,6 +180,9 @@ OPS_OF_A_CASE = 16
 NUMBERS_LOOKED_AT = 256
 """Numbers of a table that are looked at together: XLA stores what it reduces."""
 
+COUNTED = 2**31 - 1
+"""Numbers that are counted in an integer of 32 bits."""
+
 EXACT_NUMBERS = 2**23
 """Integers up to this are exact as floats."""
 

@@ -1,38 +1,39 @@
-"""Read the row that a product with a one-hot array picks.
+"""Read, or add, rows at the places where a one-hot array is one, not all that it is multiplied by.
 
 Before::
 
-    h_n, ys = scan[100] carry(h=h_0) xs(i=ids) {
-      e = eq iota i
-      x = convert_element_type e
-      p = dot_general x w                   # jax.nn.one_hot(i, n) @ w
-      ...
-    }
+    e = eq iota i
+    x = convert_element_type e            # x = jax.nn.one_hot(i, n)
+    p = dot_general x w                   # x @ w
+    s = dot_general[contract=0x0] x y     # x.T @ y
 
 After::
 
-    n = reduce_sum (not (is_finite w))      # how many numbers of each column are not finite
-    h_n, ys = scan[100] carry(h=h_0) xs(i=ids) {
-      r = gather[fill=0] w i
-      o = sub n (not (is_finite r))         # and of those not in the row
-      p = select_n (gt o 0) r nan
-      ...
-    }
+    r = gather[fill=0] w i
+    p = select_n (others w r) r nan       # where another row of w is not finite
+    z = broadcast_in_dim 0.0
+    s = scatter-add z i y                 # likewise
 
-A network over characters or classes, an embedding as a product, the weights of an expert. The
-product goes through all of the table for each row. Sound when
+An embedding as a product, the weights of an expert, counts, means of clusters, pooling by a mask
+``segments[:, None] == jnp.arange(n)``; the tokens of experts, which ``tec,td->ecd`` dispatches. The
+product goes through all places for each row. Sound, up to rounding, when
 
-1. one operand is one in one place along the axis that is summed up, and zero elsewhere, and has a
-   number for each row of it, or one for all: `eq` of a number and of the places;
-2. there are no batch axes, and the numbers are real, so that one times a number is that number, and
-   zero times a number is zero, up to its sign, or NaN if that is not finite. A place out of range
-   picks nothing, as `fill` does;
-3. nothing differentiates the product any more (the final phase): zero times a cotangent that is not
-   finite is NaN, and JAX's transpose of a read is a row.
+1. what is summed up, reduced or multiplied is zero (or the neutral element) but for one place along
+   some axes: where `eq` compares the places with a number, times factors; a place out of range is
+   read as zero, and dropped where it is written;
+2. the neutral element is that of the reduction;
+3. numbers are real, so that zero times a number is zero, up to its sign, or NaN if that is not
+   finite: where such a number is elsewhere, the result is NaN; it was not multiplied where it was
+   chosen by a select;
+4. nothing differentiates the result any more: zero times a cotangent that is not finite is NaN, and
+   JAX's transpose of a read is a row;
+5. counts of numbers that are not finite fit into 32 bits.
 
-Cost: the rows, and a look at all of the table, before the loops in which it stays the same. It
-fires where that is less than the products take: not in a loop that trains the table row by row.
-Source: recurrent networks over characters, https://gist.github.com/karpathy/d4dee566867f8291f086.
+Cost: the rows, and a look at all of the factors, before the loops in which they stay the same. It
+fires where that is less than what is multiplied or reduced takes: not in a loop that trains a table
+row by row.
+Source: recurrent networks over characters, https://gist.github.com/karpathy/d4dee566867f8291f086;
+experts with a capacity (Lepikhin et al., arXiv:2006.16668).
 """
 
 from __future__ import annotations
@@ -43,89 +44,94 @@ from functools import partial
 from math import prod
 from typing import ClassVar
 
-from jax import lax
+import numpy as np
 
-from jaxpr_opt.analysis.values.float_bounds import is_finite
 from jaxpr_opt.analysis.values.ranges import is_ranged
-from jaxpr_opt.analysis.windows.one_hot import OneHotRow, one_hot_row
-from jaxpr_opt.bridge.parameters import numbers_of
-from jaxpr_opt.builders.rows_of_products import not_finite, or_nan, places, rows_of_product
+from jaxpr_opt.analysis.windows.one_hot import REDUCTIONS
+from jaxpr_opt.analysis.windows.picked_places import picked
+from jaxpr_opt.analysis.windows.picked_sums import PickedSum, is_opened, picked_sum
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.builders.picked_sums import OrNan, SumOfPlaces, read
+from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_divided, is_sharded
-from jaxpr_opt.ir.graph import Op, Phase, Scan, Value, While, is_sized
+from jaxpr_opt.ir.graph import Op, Phase, Scan, Value, While
 from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Product(Match):
-    """A product with a one-hot array."""
+class PickedPlaces(Match):
+    """A product or a reduction of what is zero but for one place a row."""
 
-    hot: OneHotRow
-    side: int
-    """Which operand the one-hot array is."""
-
-    @property
-    def table(self) -> Value:
-        return self.op.operands[1 - self.side]
+    sum: PickedSum
 
 
 @dataclass(frozen=True)
-class ReadOneHotRows(Pass[Product]):
-    """A product with a one-hot array -> a row of the table."""
+class ReadOneHotRows(Pass[PickedPlaces]):
+    """A sum over the places of a one-hot array -> reads and additions of rows."""
 
     name: ClassVar[str] = "read-one-hot-rows"
     whole_arrays: ClassVar[bool] = True
-    phase: ClassVar[Phase] = "final"  # (3)
-    primitives: ClassVar[frozenset[str]] = frozenset({"dot_general"})
+    phase: ClassVar[Phase] = "differentiated"
+    unspecified: ClassVar[bool] = True  # (4)
+    primitives: ClassVar[frozenset[str]] = frozenset({"dot_general", *REDUCTIONS})
+    needs: ClassVar[frozenset[str]] = frozenset({"eq", "ne"})
 
-    def find(self, op: Op) -> Iterator[Product]:
-        contracted, (batch, _) = numbers_of(op)
-        # Condition 2 of read-one-hot-rows.
-        if batch or len(contracted[0]) != 1 or not all(is_ranged(v.dtype) for v in op.operands):
-            return
-        for side, hot in enumerate(op.operands):
-            found = one_hot_row(hot, contracted[side][0])
-            if found is not None:  # (1)
-                says = f"a product with {hot.label}, which is one-hot, reads rows"
-                yield Product(op, says, found, side, about=op.operands[1 - side])
-                return
+    def find(self, op: Op) -> Iterator[PickedPlaces]:
+        found = None if is_opened(op) else picked_sum(op)
+        if found is not None:  # (1, 2)
+            number = found.picked.places[0].number.value
+            says = f"only the places {number.label} are multiplied and summed up"
+            yield PickedPlaces(op, says, found, about=number)
 
-    def refuse(self, match: Product) -> str | None:
-        op, table = match.op, match.table
+    def refuse(self, match: PickedPlaces) -> str | None:
+        op, found = match.op, match.sum
+        is_number = all(is_ranged(v.dtype) or v.dtype == bool for v in (*op.operands, op.result))
+        if not is_number:  # (3)
+            return "its numbers are not real"
         if is_divided(op) or any(map(is_sharded, op.operands)):
             return "its rows may be on several devices"
-        if not is_sized(table.shape) or 0 in table.shape:
-            return "it is not known how many rows there are, or there are none"
-        looked = 0 if is_finite(table) else table.nbytes
-        loops = _loops_of_the_same(table, op)
-        steps = prod(loop.length for loop in loops if isinstance(loop, Scan))
-        if not cost_model().is_picked(op, looked, steps):
-            return "to see whether the table is finite takes as long as the product"
+        if prod(found.shape) > limits.COUNTED:  # (5)
+            return "it has too many numbers to count those that are not finite"
+        looked = 0.0
+        for factor in found.picked.factors:
+            if factor.leaks:
+                loops = _loops_of_the_same(factor.source.value, op)
+                steps = prod(loop.length for loop in loops if isinstance(loop, Scan))
+                looked += factor.source.value.nbytes / max(steps, 1)
+        made = sum(v.nbytes / len(v.uses) for v in op.operands if picked(v) is not None)
+        unmade = made if op.name == "dot_general" else 0  # a reduction makes it on the way
+        if not cost_model().is_picked(found, [op, *found.opened], looked, unmade):
+            return "reading the rows, and seeing whether all are finite, takes as long"
         return None
 
-    def rewrite(self, match: Product, rw: Rewriter) -> None:
-        op, table, side = match.op, match.table, match.side
-        read = partial(rows_of_product, op, match.hot, side)
-        row = rw.insert(read, table, places(match.hot, rw), before=op)
-        if not is_finite(table):  # (2)
-            *_, at = op, *_loops_of_the_same(table, op)
-            (axis,) = numbers_of(op)[0][1 - side]
-            count = rw.insert(partial(not_finite, axis), table, before=at)
-            first = 0 if side else len(row.shape) - len(count.shape)
-            row = rw.insert(partial(or_nan, first), row, count, before=op)
-        dtype = op.result.dtype
-        typed = lambda row: lax.convert_element_type(row, dtype)  # noqa: E731
-        rw.replace(op.result, rw.typed(typed, op.result.aval, row, before=op))
+    def rewrite(self, match: PickedPlaces, rw: Rewriter) -> None:
+        op, picked = match.op, match.sum.picked
+        made = OrNan(_how(match), op.result.dtype)
+        sources = [read(source, rw) for source in picked.sources]
+        seen = []
+        for factor, value in zip(picked.factors, sources[len(picked.places) :], strict=True):
+            if factor.leaks:  # (3)
+                *_, at = op, *_loops_of_the_same(value, op)
+                seen.append(rw.insert(partial(made.looked_at, factor), value, before=at))
+        rw.replace(op.result, rw.typed(made, op.result.aval, *sources, *seen, before=op))
         rw.erase(op)
 
 
-def _loops_of_the_same(table: Value, op: Op) -> list[Scan | While]:
-    """The loops around an op in which a table stays the same, the innermost first."""
+def _how(match: PickedPlaces) -> SumOfPlaces:
+    """How it is summed up: in 32 bits, if numbers have fewer."""
+    dtype = match.op.result.dtype
+    is_short = dtypes.is_inexact(dtype) and dtypes.bits(dtype) < dtypes.bits(np.dtype(np.float32))
+    return SumOfPlaces(match.sum, np.dtype(np.float32) if is_short else dtype)
+
+
+def _loops_of_the_same(value: Value, op: Op) -> list[Scan | While]:
+    """The loops around an op in which a value stays the same, the innermost first."""
     loops = []
     for around in with_parents(op.parent):
-        if any(region.defines(table) for region in around.regions):
+        if any(region.defines(value) for region in around.regions):
             break
         if isinstance(around, Scan | While):
             loops.append(around)

@@ -1,4 +1,4 @@
-"""A product with an array that is one in one place is a row, unless another row is not finite."""
+"""A sum over the places of a one-hot array reads or adds rows, unless another is not finite."""
 
 import jax
 import jax.numpy as jnp
@@ -54,13 +54,13 @@ def test_a_network_over_characters():
                 e:bool[6] = eq i x
                 c1:f32[6] = convert_element_type e
           -     d:f32[4] = dot_general c1 w
-          +     r1:i32[1] = reshape x
-          +     g:f32[4] = gather[offset_dims=(0,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 4), mode=fill_or_drop, fill_value=0] w r1
+          +     r1:i32[] = reshape x
+          +     s:i32[1] = stack[axis=0] r1
+          +     g:f32[4] = gather[offset_dims=(0,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 4), mode=fill_or_drop, fill_value=0] w s
           +     i1:bool[4] = is_finite g
           +     n:bool[4] = not i1
           +     c2:i32[4] = convert_element_type n
-          +     s:i32[4] = sub r c2
-          +     g1:bool[4] = gt s 0
+          +     g1:bool[4] = gt r c2
           +     b1:f32[4] = broadcast_in_dim nan
           +     s1:f32[4] = select_n g1 g b1
           -     a:f32[4] = add c d
@@ -140,24 +140,170 @@ def test_products(name, bad):
     alone(READ, PRODUCTS[name], w, jnp.asarray(IDS), fires=True)
 
 
+CLUSTERS = jnp.array([4, 0, 5, 5, 1, 7, -2, 3, 2])
+
+
+def both(ids, other=CLUSTERS):
+    """Which of both numbers each row has."""
+    return hot(ids)[:, :, None] * hot(other)[:, None, :]
+
+
+INF, ZERO = np.float32(np.inf), np.float32(0)
+
+
+def keep(w, ids):
+    """A number of each row, of which some are not finite if those of `w` are not."""
+    return jnp.resize(w, (9, M))
+
+
+SUMS = {
+    "rows added up": lambda w, ids: hot(ids).T @ keep(w, ids),
+    "on the left": lambda w, ids: keep(w, ids).T @ hot(ids),
+    "of another number": lambda w, ids: (2 * hot(ids)).T @ keep(w, ids),
+    "counts": lambda w, ids: hot(ids).sum(0),
+    "counts of pairs": lambda w, ids: hot(ids).T @ hot(CLUSTERS),
+    "pairs": lambda w, ids: jnp.einsum("ni,nj,n->ij", hot(ids), hot(CLUSTERS), keep(w, ids)[:, 0]),
+    "of pairs": lambda w, ids: jnp.einsum("ni,ij,nj->n", hot(ids), w @ w.T, hot(CLUSTERS)),
+    "to places": lambda w, ids: jnp.einsum("tec,td->ecd", both(ids), keep(w, ids)),
+    "from places": lambda w, ids: jnp.einsum(
+        "tec,ecd->td", both(ids) * keep(w, ids)[:, :1, None], w[:, None] * w[None]
+    ),
+    "of truth values": lambda w, ids: at(ids).T.astype(w.dtype) @ keep(w, ids),
+    "chosen": lambda w, ids: jnp.where(at(ids)[:, :, None], keep(w, ids)[:, None], 0).sum(0),
+    "the greatest": lambda w, ids: jnp.where(
+        at(ids)[:, :, None], keep(w, ids)[:, None], -INF
+    ).max(0),
+    "the least of one": lambda w, ids: jnp.where(at(ids), keep(w, ids)[:, :1], INF).min(1),
+    "any": lambda w, ids: (at(ids) & (keep(w, ids)[:, :1] > 3)).any(0),
+    "values of actions": lambda w, ids: ((keep(w, ids) @ w.T) * hot(ids)).sum(1),
+    "chosen actions": lambda w, ids: jnp.where(at(ids), keep(w, ids) @ w.T, 0).sum(1),
+    "chosen rows": lambda w, ids: jnp.where(keep(w, ids)[:, :1] > 9, hot(ids), 0) @ w,
+    "other rows": lambda w, ids: jnp.where(keep(w, ids)[:, :1] > 9, 0, hot(ids)).T @ keep(w, ids),
+    "another number": lambda w, ids: jnp.where(at(ids), w[0, 0], ZERO) @ w,
+    "one of a batch": lambda w, ids: jax.vmap(jnp.dot)(hot(ids), jnp.stack([w] * 9)),
+    "two sums": lambda w, ids: jnp.tensordot(hot(ids[:N], axis=0), w @ w.T, 2),
+    "along the other axis": lambda w, ids: hot(ids, axis=0) @ keep(w, ids),
+    "one for all": lambda w, ids: jnp.broadcast_to(hot(ids[0]), (3, N)) @ w,
+    "a unit matrix": lambda w, ids: jnp.eye(N)[ids] @ w,
+    "another diagonal": lambda w, ids: jnp.eye(N + 2, N, 1)[ids] @ w,
+    "in steps": lambda w, ids: lax.map(lambda x: x.T @ w[:3], hot(ids.reshape(3, 3))),
+    "a factor of each step": lambda w, ids: lax.map(
+        lambda x: x @ w, hot(ids) * keep(w, ids)[:, :1]
+    ),
+    "integers": lambda w, ids: hot(ids).astype(int).T @ jnp.nan_to_num(keep(w, ids)).astype(int),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums(name, bad):
+    """(1, 2, 3) Rows that are read, multiplied, added up or compared, at one place or several."""
+    w = jnp.arange(1.0, 25.0).reshape(N, M)
+    w = w.at[3, 1].set(jnp.inf).at[1, 0].set(jnp.nan) if bad else w
+    alone(READ, SUMS[name], w, jnp.asarray(IDS), fires=True)
+
+
+def test_rows_that_are_added_up():
+    """(1, 3) Where another row is not finite, zero times it is added."""
+    check_rewrite(
+        READ,
+        lambda x, ids: hot(ids, 3).T @ x,
+        "f32[4,2]",
+        "i32[4]",
+        diff="""
+          fn (x:f32[4,2], ids:i32[4]) {
+            b:i32[4,1] = broadcast_in_dim[dims=(0,)] ids
+            i:i32[1,3] = iota[dimension=1]
+            e:bool[4,3] = eq b i
+            c:f32[4,3] = convert_element_type e
+            t:f32[3,4] = transpose c
+        -   d:f32[3,2] = dot_general t x
+        +   a:f32[4,2] = abs x
+        +   r:f32[] = reduce_max[axes=(0, 1)] a
+        +   l:bool[] = lt r inf
+        +   n:bool[] = not l
+        +   b1:f32[3,2] = broadcast_in_dim 0.0
+        +   s:i32[4,1] = stack[axis=1] ids
+        +   s1:f32[3,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=fill_or_drop] b1 s x
+        +   c1:i32[] = convert_element_type n
+        +   r1:f32[3,2] = cond n {
+        +     i1:bool[4,2] = is_finite x
+        +     n:bool[4,2] = not i1
+        +     c1:i32[4,2] = convert_element_type n
+        +     r:i32[2] = reduce_sum[axes=(0,)] c1
+        +     i2:bool[4,2] = is_finite x
+        +     n1:bool[4,2] = not i2
+        +     c2:i32[4,2] = convert_element_type n1
+        +     b1:i32[3,2] = broadcast_in_dim 0
+        +     s:i32[4,1] = stack[axis=1] ids
+        +     s2:i32[3,2] = scatter-add[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=fill_or_drop] b1 s c2
+        +     b2:i32[3,2] = broadcast_in_dim r
+        +     g:bool[3,2] = gt b2 s2
+        +     b3:f32[3,2] = broadcast_in_dim nan
+        +     s3:f32[3,2] = select_n g s1 b3
+        +     yield s3
+        +   } else {
+        +     yield s1
+        +   }
+        -   return d
+        +   return r1
+          }
+        """,  # noqa: E501
+    )
+
+
+def test_values_of_actions():
+    """(1) The product is made at the places only."""
+    check_rewrite(
+        READ,
+        lambda x, w, ids: jnp.where(jnp.arange(3) == ids[:, None], x @ w, ZERO).sum(1),
+        "f32[4,2]",
+        "f32[2,3]",
+        "i32[4]",
+        diff="""
+          fn (x:f32[4,2], w:f32[2,3], ids:i32[4]) {
+            i:i32[3] = iota
+            b:i32[4,1] = broadcast_in_dim[dims=(0,)] ids
+            b1:i32[1,3] = broadcast_in_dim i
+            e:bool[4,3] = eq b1 b
+            d:f32[4,3] = dot_general x w
+            b2:f32[4,3] = broadcast_in_dim 0.0
+            s:f32[4,3] = select_n e b2 d
+        +   t:f32[3,2] = transpose w
+        +   s1:i32[4,1] = stack[axis=1] ids
+        +   g:f32[4,2] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 2), mode=fill_or_drop, fill_value=0] t s1
+        +   m:f32[4,2] = mul x g
+        +   g1:bool[4] = ge ids 0
+        +   l:bool[4] = lt ids 3
+        +   a:bool[4] = and g1 l
+        +   b3:bool[4,2] = broadcast_in_dim[dims=(0,)] a
+        +   b4:f32[4,2] = broadcast_in_dim 0.0
+        +   s2:f32[4,2] = select_n b3 b4 m
+        -   r:f32[4] = reduce_sum[axes=(1,)] s
+        +   r:f32[4] = reduce_sum[axes=(1,)] s2
+            return r
+          }
+        """,  # noqa: E501
+    )
+
+
 @pytest.mark.parametrize(
     "product",
     [
-        pytest.param(lambda w, ids: (2 * hot(ids)) @ w, id="two, not one"),
         pytest.param(lambda w, ids: (1 - hot(ids)) @ w, id="zero, not one"),
-        pytest.param(lambda w, ids: hot(ids).T @ hot(ids) @ w[:, :0], id="no numbers"),
-        pytest.param(lambda w, ids: hot(ids, axis=0) @ jnp.ones((9, 2)), id="along the other axis"),
+        pytest.param(lambda w, ids: hot(ids) @ w[:, :0], id="no numbers"),
         pytest.param(lambda w, ids: (w[:, 0] > 3).astype(w.dtype) @ w, id="another mask"),
-        pytest.param(lambda w, ids: jax.vmap(jnp.dot)(hot(ids), jnp.stack([w] * 9)), id="batch"),
-        pytest.param(lambda w, ids: jnp.tensordot(hot(ids[:N], axis=0), w @ w.T, 2), id="two sums"),
-        pytest.param(lambda w, ids: jnp.where(at(ids), w[0, 0], 0.0) @ w, id="another number"),
         pytest.param(lambda w, ids: jnp.where(at(ids), 1.0, 2.0) @ w, id="two elsewhere"),
-        pytest.param(lambda w, ids: jnp.broadcast_to(hot(ids[0]), (3, N)) @ w, id="one for all"),
+        pytest.param(lambda w, ids: jnp.where(at(ids), w[0, 0], 1.0).sum(1), id="ones elsewhere"),
+        pytest.param(lambda w, ids: jnp.where(at(ids), 1.0, -9.0).max(1), id="less elsewhere"),
         pytest.param(lambda w, ids: hot(ids) @ w.astype(jnp.complex64), id="complex numbers"),
+        pytest.param(lambda w, ids: jnp.eye(N).at[ids].get(mode="fill") @ w, id="filled rows"),
+        pytest.param(lambda w, ids: jnp.eye(N)[:, ids], id="columns"),
+        pytest.param(lambda w, ids: hot(ids)[:, :, None] * w, id="no sum"),
     ],
-)  # fmt: skip
+)
 def test_other_products(product):
-    """(1, 2) More than one place, other numbers, batch axes."""
+    """(1, 2, 3) More than one place, other numbers."""
     w = jnp.arange(1.0, 25.0).reshape(N, M)
     alone(READ, product, w, jnp.asarray(IDS), fires=False)
 
@@ -172,18 +318,16 @@ def test_what_takes_as_long_to_look_at():
         return lax.scan(step, w, ids)[0]
 
     with using(EAGER.of_backend("cpu")):
-        check_refuses(
-            READ, trained, "f32[600,24]", "i32[9]", because="takes as long as the product"
-        )
+        check_refuses(READ, trained, "f32[600,24]", "i32[9]", because="takes as long")
 
 
 def test_a_product_that_is_differentiated():
-    """(3) It stays."""
+    """(4) It stays."""
     alone(READ, CHARACTERS, "f32[6,4]", "i32[3]", phase="differentiable", fires=False)
 
 
 def test_gradients():
-    """(3) Once nothing differentiates the product: cotangents that are not finite, too."""
+    """(4) Once nothing differentiates the product: cotangents that are not finite, too."""
     w = jnp.arange(1.0, 25.0).reshape(N, M) / 24
     for scale in (1.0, jnp.inf):
         loss = lambda w, s=scale: (CHARACTERS(w, IDS)[1].sum(0) * s).sum()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of, permutation_of
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Region, Scan, Value
+from jaxpr_opt.ir.graph import Op, Value
 
 KEEPING = {
     "add": "add", "add_any": "add", "and": "and", "div": "mul", "max": "max", "min": "min",
@@ -225,43 +225,3 @@ _RULES: Mapping[str, Callable[[Op], Chosen | None]] = {
     "transpose": _transposed,
     **dict.fromkeys(_NUMPY, _computed),
 }
-
-
-class OneHotRow(NamedTuple):
-    """An array that is one in one place along an axis."""
-
-    number: Value
-    """The places, counted from `offset`; a row of them in each step if the array is streamed."""
-    offset: int
-    rows: tuple[int, ...]
-    """For each axis of a row of the number, which axis of the array it is."""
-    loop: Scan | None = None
-    """The loop that streams the array, if the places change from step to step; along their axis"""
-    along: int = 0
-
-
-def one_hot_row(array: Value, axis: int) -> OneHotRow | None:
-    """The place at which an array is one along an axis; it is zero elsewhere (1)."""
-    loop = array.owner.owner if isinstance(array.owner, Region) else None
-    stream = loop.stream_of(array) if isinstance(loop, Scan) else None
-    if isinstance(loop, Scan) and stream is not None:
-        stacked = one_hot_row(stream.operand, axis + 1)
-        if stacked is None or stacked.loop is not None:
-            return None
-        rows = tuple(d - 1 for d in stacked.rows if d)
-        if len(rows) == len(stacked.rows):
-            return stacked._replace(rows=rows)
-        return stacked._replace(rows=rows, loop=loop, along=stacked.rows.index(0))
-    found = chosen(array)
-    if found is None:
-        return None
-    here = uniform(found.here) if isinstance(found.here, Value) else found.here
-    # Condition 1 of read-one-hot-rows.
-    if here != 1 or found.elsewhere != 0:
-        return None
-    rows = tuple(d for d, n in enumerate(array.shape) if n != 1 and d != axis)
-    mask = found.mask
-    # Condition 1 of read-one-hot-rows.
-    if {*rows} != {*mask.rows}:
-        return None
-    return OneHotRow(mask.number, mask.offset, mask.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, log2
+from typing import Protocol
 
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.fusion import is_fused
@@ -12,17 +13,43 @@ from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.traits import TRANSCENDENTAL
 
 
+class Picking(Protocol):
+    """Rows that are read at places, or written to them."""
+
+    @property
+    def windows(self) -> int:
+        """How many windows are read or written."""
+
+    @property
+    def made(self) -> int:
+        """How many numbers are in memory between."""
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are moved."""
+
+
 class ProductQuestions(Prices):
     """Products of matrices, or reads and sums of rows instead."""
 
     __slots__ = ()
 
-    def is_picked(self, product: Op, looked: int, steps: int) -> bool:
-        """Whether the rows that a product picks of a table are read in less time than it takes, if
-        so many bytes of the table are looked at before so many steps.
+    def picking(self, rows: Picking, width: int, others: Iterable[Op]) -> float:
+        """Seconds to read and multiply rows of numbers of so many bytes each, or to write them; and
+        of other ops.
         """
-        rows = self.started(1) + self.moved(2 * product.result.nbytes)
-        return rows + self.streamed(looked) / max(steps, 1) < self.repeated_apart(product)
+        moved = self.started(1) + self.device.row_apart * rows.windows
+        moved += self.moved(width * rows.numbers)
+        return moved + sum(map(self.repeated_apart, others))
+
+    def is_picked(self, rows: Picking, ops: Sequence[Op], looked: float, unmade: float) -> bool:
+        """Whether that takes less time than products or a reduction of all places, and no more
+        memory, if so many bytes are looked at before, and so many no longer made.
+        """
+        width = ops[0].result.dtype.itemsize
+        seconds = self.picking(rows, width, ()) + self.moved(looked)
+        is_less = width * rows.made <= sum(op.result.nbytes for op in ops) + unmade
+        return is_less and seconds < sum(map(self.repeated_apart, ops)) + self.moved(unmade)
 
     def is_less_without_copies(self, copies: float) -> bool:
         """Whether reading so many bytes of copies of a factor takes clearly longer than starting a

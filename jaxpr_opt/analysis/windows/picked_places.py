@@ -1,0 +1,334 @@
+"""Arrays that are zero but for one place along some axes, and products and sums of them.
+
+``jax.nn.one_hot(ids, n)`` is one such array. So are what it is multiplied by, what is chosen by it,
+and a product of two, each along an axis of its own: ``dispatch[t, e, c]`` of a mixture of experts
+is not zero where `e` is the expert of token `t`, and `c` the place that the token has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxpr_opt.analysis.values.constants import uniform
+from jaxpr_opt.analysis.values.float_bounds import is_finite
+from jaxpr_opt.analysis.values.induction import affine
+from jaxpr_opt.analysis.values.selected_cases import spread
+from jaxpr_opt.analysis.windows.coinciding import CLAMPS
+from jaxpr_opt.analysis.windows.one_hot import Chosen, chosen
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import (
+    broadcast_dimensions_of,
+    mode_of,
+    numbers_of,
+    permutation_of,
+    slice_sizes_of,
+)
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An array from which places or factors are read."""
+
+    value: Value
+    axes: tuple[int, ...]
+    """For each of its axes that is longer than one, which axis of the picked array it is."""
+    loop: Scan | None = None
+    """The loop that streams the picked array, if that reads a row of the source in each step; along
+    their axis"""
+    along: int = 0
+
+    def moved(self, to: Mapping[int, int]) -> Source:
+        """The same if the axes of the picked array have moved."""
+        return replace(self, axes=tuple(to[d] for d in self.axes))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an array is not zero along one axis: at a number, counted from `offset`."""
+
+    axis: int
+    number: Source
+    offset: int
+    most: int | None = None
+    """If numbers are clamped before that: the greatest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """What the number at a place is multiplied by."""
+
+    source: Source
+    leaks: bool
+    """Whether the zeros, too, are multiplied by it: they are NaN where it is not finite."""
+    negated: bool = False
+    """Of truth values: whether the number is zero where it is true."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """An array that is `elsewhere` but for one place along some axes, and there a product."""
+
+    places: tuple[Place, ...]
+    factors: tuple[Factor, ...] = ()
+    number: Any = 1
+    """What the factors are multiplied by."""
+    elsewhere: Any = 0
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The axes along which there is one place."""
+        return frozenset(place.axis for place in self.places)
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All arrays that are read."""
+        return (*(p.number for p in self.places), *(f.source for f in self.factors))
+
+    def moved(self, to: Mapping[int, int]) -> Picked | None:
+        """The same with its axes where `to` says."""
+        axes = {*self.axes}.union(*(source.axes for source in self.sources))
+        if not axes <= to.keys():
+            return None
+        places = (
+            replace(place, axis=to[place.axis], number=place.number.moved(to))
+            for place in self.places
+        )
+        factors = (replace(f, source=f.source.moved(to)) for f in self.factors)
+        return replace(self, places=tuple(places), factors=tuple(factors))
+
+
+@remembered
+def picked(array: Value) -> Picked | None:
+    """How an array is one number but for one place along some axes; None if it is not."""
+    if array.op is not None:
+        rule = PICKING.get(array.op.name)
+        found = None if rule is None else rule(array.op)
+        return found or _chosen(chosen(array), array)
+    loop = array.owner.owner if isinstance(array.owner, Region) else None
+    stream = loop.stream_of(array) if isinstance(loop, Scan) else None
+    if not isinstance(loop, Scan) or stream is None:
+        return None
+    return _streamed(picked(stream.operand), loop)
+
+
+def product_of_factors(op: Op) -> tuple[Picked | None, tuple[int, ...]]:
+    """What a product multiplies before it sums up, and its shape."""
+    maps, shape = axes_multiplied(op)
+    return _product(op.operands, maps), shape
+
+
+def axes_multiplied(op: Op) -> tuple[list[dict[int, int]], tuple[int, ...]]:
+    """The axes that those of the factors of a product are before it sums up, and their shape."""
+    numbers = list(zip(*numbers_of(op), strict=True))
+    first, kept = len(numbers[0][1]), len(op.result.shape)
+    maps: list[dict[int, int]] = []
+    for factor, (contracted, batch) in zip(op.operands, numbers, strict=True):
+        free = [d for d in range(len(factor.shape)) if d not in (*contracted, *batch)]
+        to = {d: at for at, d in enumerate(batch)}
+        to |= {d: first + at for at, d in enumerate(free)}
+        maps.append(to | {d: kept + at for at, d in enumerate(contracted)})
+        first += len(free)
+    return maps, (*op.result.shape, *(op.operands[0].shape[d] for d in numbers[0][0]))
+
+
+def _product(factors: Sequence[Value], maps: Sequence[Mapping[int, int]]) -> Picked | None:
+    """The product of two arrays with their axes moved, if one of them is picked."""
+    left, right = factors
+    sides = [picked(v) for v in factors]
+    moved = [
+        None if side is None or side.elsewhere != 0 else side.moved(to)
+        for side, to in zip(sides, maps, strict=True)
+    ]
+    one, two = moved
+    if one is not None and two is not None and (both := merged(one, two)) is not None:
+        return both
+    for side, other, to in ((one, right, maps[1]), (two, left, maps[0])):
+        if side is not None:
+            return times(side, other, to, leaks=may_be_infinite(other))
+    return None
+
+
+def merged(one: Picked, two: Picked) -> Picked | None:
+    """What is picked by both, along other axes, each of which leaves the places of the other be."""
+    read = {d for each in (one, two) for p in each.places for d in p.number.axes}
+    if one.axes & two.axes or read & (one.axes | two.axes):
+        return None
+    factors = (*one.factors, *two.factors)
+    return Picked((*one.places, *two.places), factors, one.number * two.number)
+
+
+def times(
+    side: Picked, other: Value, to: Mapping[int, int], *, leaks: bool, negated: bool = False
+) -> Picked:
+    """What is picked, multiplied by an array."""
+    number = uniform(other)
+    if number is not None and np.isfinite(number) and not negated:
+        return replace(side, number=side.number * number)
+    return replace(side, factors=(*side.factors, _factor(other, to, leaks, negated)))
+
+
+def _factor(array: Value, to: Mapping[int, int], leaks: bool, negated: bool = False) -> Factor:
+    root, axes = _laid(array)
+    long = tuple(to[d] for d, n in zip(axes, root.shape, strict=True) if n != 1)
+    return Factor(Source(root, long), leaks, negated)
+
+
+def _laid(array: Value) -> tuple[Value, tuple[int, ...]]:
+    """The array that a value is a broadcast, or a transpose, of; and its axes."""
+    root, axes = spread(array)
+    if root.op is None or root.op.name != "transpose":
+        return root, axes
+    below, its = _laid(root.op.operands[0])
+    order = permutation_of(root.op)
+    return below, tuple(axes[order.index(d)] for d in its)
+
+
+def may_be_infinite(array: Value) -> bool:
+    """Whether zero times a number of an array may be NaN."""
+    return not (dtypes.is_integral(array.dtype) or array.dtype == bool or is_finite(array))
+
+
+def _chosen(found: Chosen | None, array: Value) -> Picked | None:
+    """What is chosen by a mask along one axis."""
+    if found is None:
+        return None
+    mask = found.mask
+    here = uniform(found.here) if isinstance(found.here, Value) else found.here
+    place = Place(mask.axis, Source(mask.number, mask.rows), mask.offset)
+    alone = Picked((place,), (), 1 if here is None else here, found.elsewhere)
+    if here is not None:
+        return alone
+    same = dict(enumerate(range(len(array.shape))))
+    return replace(alone, factors=(_factor(found.here, same, leaks=False),))
+
+
+def _streamed(stacked: Picked | None, loop: Scan) -> Picked | None:
+    """A row of what is picked, in each step of a loop."""
+    if stacked is None or 0 in stacked.axes or any(s.loop is not None for s in stacked.sources):
+        return None
+
+    def row(source: Source) -> Source:
+        axes = tuple(d - 1 for d in source.axes if d)
+        if len(axes) == len(source.axes):
+            return Source(source.value, axes)
+        long = [d for d, n in enumerate(source.value.shape) if n != 1]
+        return Source(source.value, axes, loop, long[source.axes.index(0)])
+
+    places = (replace(p, axis=p.axis - 1, number=row(p.number)) for p in stacked.places)
+    factors = (replace(f, source=row(f.source)) for f in stacked.factors)
+    return replace(stacked, places=tuple(places), factors=tuple(factors))
+
+
+def _multiplied(op: Op) -> Picked | None:
+    same = [dict(enumerate(range(len(v.shape)))) for v in op.operands]
+    return _product(op.operands, same)
+
+
+def _outer(op: Op) -> Picked | None:
+    """Of a product that sums nothing up."""
+    (contracted, _), _ = numbers_of(op)
+    is_same = all(v.dtype == op.result.dtype for v in op.operands)
+    return product_of_factors(op)[0] if is_same and not contracted else None
+
+
+def _selected(op: Op) -> Picked | None:
+    """Zero where truth values say so, else what is picked."""
+    if len(op.operands) != 3:
+        return None
+    which, *cases = op.operands
+    zeros = [uniform(case) == 0 for case in cases]
+    if which.dtype != bool or sum(zeros) != 1:
+        return None
+    case = cases[zeros.index(False)]
+    same = dict(enumerate(range(len(case.shape))))
+    found, by = picked(case), picked(which) if zeros[0] else None
+    if found is not None and found.elsewhere == 0 and not any(f.leaks for f in found.factors):
+        whole = {d: d for d in same} if which.shape == case.shape else {}
+        return times(found, which, whole, leaks=False, negated=zeros[1])
+    if by is None or by.elsewhere != 0:
+        return None
+    return times(by, case, same, leaks=False)
+
+
+def _converted(op: Op) -> Picked | None:
+    """Of truth values, or of numbers that no factor multiplies."""
+    (array,), dtype = op.operands, op.result.dtype
+    found = picked(array) if dtypes.is_array(dtype) else None
+    if found is None or (found.factors and array.dtype != bool):
+        return None
+    number, elsewhere = (
+        dtypes.converted(np.asarray(each, array.dtype), dtype)[()]
+        for each in (found.number, found.elsewhere)
+    )
+    return replace(found, number=number, elsewhere=elsewhere)
+
+
+def _moved(op: Op, to: Mapping[int, int]) -> Picked | None:
+    found = picked(op.operands[0])
+    return None if found is None else found.moved(to)
+
+
+def _reshaped(op: Op) -> Picked | None:
+    """Without axes of one element, or with more of them."""
+    values = op.operands[0], op.result
+    old, new = ([(n, d) for d, n in enumerate(v.shape) if n != 1] for v in values)
+    is_same = [n for n, _ in old] == [n for n, _ in new]
+    pairs = zip(old, new, strict=True) if is_same else ()
+    return _moved(op, {before: after for (_, before), (_, after) in pairs})
+
+
+def _transposed(op: Op) -> Picked | None:
+    return _moved(op, {before: after for after, before in enumerate(permutation_of(op))})
+
+
+def _broadcast(op: Op) -> Picked | None:
+    return _moved(op, dict(enumerate(broadcast_dimensions_of(op))))
+
+
+def _unit_rows(op: Op) -> Picked | None:
+    """Rows of a unit matrix, ``jnp.eye(n)[ids]``."""
+    table, ids = op.operands
+    numbers, rows = numbers_of(op), len(ids.shape) - 1
+    is_row = numbers.collapsed_slice_dims == numbers.start_index_map == (0,)
+    is_last = numbers.offset_dims == (rows,) and slice_sizes_of(op) == (1, table.shape[-1])
+    offset = _diagonal(table)
+    # Condition 1 of read-one-hot-rows.
+    if offset is None or not (is_row and is_last and mode_of(op) in CLAMPS):
+        return None
+    axes = tuple(d for d in range(rows) if ids.shape[d] != 1)
+    return Picked((Place(rows, Source(ids, axes), offset, table.shape[0] - 1),))
+
+
+def _diagonal(table: Value) -> int | None:
+    """Which diagonal of a matrix is one, and all else zero: ``table[i, i - d]``."""
+    while table.op is not None and table.op.name == "convert_element_type":
+        (table,) = table.op.operands
+    if table.op is None or table.op.name != "eq" or len(table.shape) != 2:
+        return None
+    offsets = {}
+    for each in map(affine, table.op.operands):
+        if each is not None and not each.steps:
+            offsets[each.strides] = each.offset
+    # Condition 1 of read-one-hot-rows.
+    return offsets[0, 1] - offsets[1, 0] if offsets.keys() == {(1, 0), (0, 1)} else None
+
+
+PICKING: Mapping[str, Callable[[Op], Picked | None]] = {
+    "and": _multiplied,
+    "broadcast_in_dim": _broadcast,
+    "convert_element_type": _converted,
+    "dot_general": _outer,
+    "gather": _unit_rows,
+    "mul": _multiplied,
+    "reshape": _reshaped,
+    "select_n": _selected,
+    "squeeze": _reshaped,
+    "transpose": _transposed,
+}
+"""Ops that make such an array of another."""

@@ -1,0 +1,161 @@
+"""Products and reductions of arrays that are zero but for one place along some axes.
+
+What is summed up over all places is read at one, or added to the rows that places tell. A product
+that is a factor, ``(x @ w)`` of ``sum((x @ w) * one_hot(a), 1)``, may be made at the places only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from jaxpr_opt.analysis.windows.one_hot import REDUCTIONS
+from jaxpr_opt.analysis.windows.picked_places import (
+    PICKING,
+    Picked,
+    axes_multiplied,
+    may_be_infinite,
+    merged,
+    picked,
+    product_of_factors,
+    times,
+)
+from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge.parameters import axes_of, numbers_of
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.facts import remembered
+from jaxpr_opt.ir.graph import Op, Value, is_sized
+
+
+@dataclass(frozen=True, slots=True)
+class PickedSum:
+    """What is picked, and along which axes it is combined."""
+
+    picked: Picked
+    shape: tuple[int, ...]
+    summed: frozenset[int]
+    combine: str = "add"
+    opened: tuple[Op, ...] = ()
+    """Products that were factors, and are multiplied and summed up at the places only."""
+
+    @property
+    def windows(self) -> int:
+        """How many windows are read or written."""
+        read = {d for p in self.picked.places for d in p.number.axes}
+        is_written = not self.picked.axes <= self.summed
+        return prod(self.shape[d] for d in read) * (1 + is_written)
+
+    @property
+    def rows(self) -> int:
+        """How many numbers there are at the places."""
+        axes = {d for source in self.picked.sources for d in source.axes} - self.picked.axes
+        return prod(self.shape[d] for d in axes)
+
+    @property
+    def made(self) -> int:
+        """How many numbers are read at the places, and how many products are made of them."""
+        at = {p.axis: set(p.number.axes) for p in self.picked.places}
+        read = [
+            {e for d in f.source.axes for e in at.get(d, {d})}
+            for f in self.picked.factors
+            if not self.picked.axes.isdisjoint(f.source.axes)
+        ]
+        products = self.rows if len(self.picked.factors) > 1 else 0
+        return sum(prod(self.shape[d] for d in each) for each in read) + products
+
+    @property
+    def numbers(self) -> int:
+        """The same, or those at the places, and how many there are to write to."""
+        kept = [n for d, n in enumerate(self.shape) if d not in self.summed]
+        written = 0 if self.picked.axes <= self.summed else prod(kept)
+        return (self.made or self.rows) + written
+
+
+@remembered
+def picked_sum(op: Op) -> PickedSum | None:
+    """What a product or a reduction combines, if it is picked.
+
+    The axes of what a product sums up: those of its result, then those that are summed up.
+    """
+    if op.name in REDUCTIONS:
+        (array,) = op.operands
+        found, shape = picked(array), array.shape
+        combine, summed = REDUCTIONS[op.name], frozenset(axes_of(op))
+        # Condition 2 of read-one-hot-rows.
+        if found is None or not _is_neutral(found.elsewhere, array, combine):
+            return None
+    else:
+        found, shape = product_of_factors(op)
+        combine, summed = "add", frozenset(range(len(op.result.shape), len(shape)))
+    if found is None or not summed or not is_sized(shape) or 0 in shape:
+        return None
+    every = [PickedSum(found, shape, summed, combine)]
+    while combine == "add" and (more := _opened(every[-1], op)) is not None:
+        every.append(more)
+    width = op.result.dtype.itemsize
+
+    def seconds(made: PickedSum) -> float:
+        left = [each for each in every[-1].opened if each not in made.opened]
+        return cost_model().picking(made, width, left)
+
+    return min(every, key=seconds)
+
+
+def is_opened(op: Op) -> bool:
+    """Whether a product is made at the places only by an op that reads it."""
+    end = _only_reader(op.result)
+    if end is None or (end.name not in REDUCTIONS and end.name != "dot_general"):
+        return False
+    found = picked_sum(end)
+    return found is not None and op in found.opened
+
+
+def _opened(found: PickedSum, op: Op) -> PickedSum | None:
+    """The same sum with a product among its factors multiplied and summed up together with it."""
+    for factor in found.picked.factors:
+        product, axes = factor.source.value.op, factor.source.axes
+        if product is None or product.name != "dot_general" or factor.source.loop is not None:
+            continue
+        is_small = len(axes) < len(product.result.shape) or found.picked.axes.isdisjoint(axes)
+        if is_small or not numbers_of(product)[0][0] or _only_reader(product.result) is not op:
+            continue
+        if any(v.dtype != product.result.dtype for v in product.operands):
+            continue
+        maps, shape = axes_multiplied(product)
+        more = shape[len(axes) :]
+        new = range(len(found.shape), len(found.shape) + len(more))
+        to = dict(enumerate((*axes, *new)))
+        others = tuple(f for f in found.picked.factors if f is not factor)
+        made = replace(found.picked, factors=others)
+        for side, its in zip(product.operands, maps, strict=True):
+            made = _times_side(made, side, {d: to[at] for d, at in its.items()}, factor.leaks)
+        opened = (*found.opened, product)
+        summed = found.summed.union(new)
+        return PickedSum(made, (*found.shape, *more), summed, found.combine, opened)
+    return None
+
+
+def _times_side(made: Picked, side: Value, to: Mapping[int, int], leaks: bool) -> Picked:
+    own = picked(side)
+    moved = None if own is None or own.elsewhere != 0 else own.moved(to)
+    both = None if moved is None else merged(made, moved)
+    return both or times(made, side, to, leaks=leaks and may_be_infinite(side))
+
+
+def _only_reader(value: Value) -> Op | None:
+    """The sum that alone reads a value, or what is multiplied by it; None if there is none."""
+    while len(value.uses) == 1:
+        (user,) = value.users
+        sums = user.name == "dot_general" and numbers_of(user)[0][0]
+        if sums or user.name not in PICKING:
+            return user
+        value = user.result
+    return None
+
+
+def _is_neutral(number: Any, array: Value, combine: str) -> bool:
+    if combine == "or":
+        return array.dtype == bool and not number
+    return bool(number == dtypes.neutral(array.dtype, combine))
