@@ -614,7 +614,6 @@ def test_a_gradient_is_checked_where_the_caller_gives_its_arguments_up():
     assert_close(got, jax.grad(loss(decayed))(*given()))
 
 
-
 @pytest.mark.usefixtures("_check")
 @pytest.mark.filterwarnings("ignore")
 def test_check_names_the_pass_the_output_and_the_difference():

@@ -78,7 +78,7 @@ class Wrapped:
             return fun(*args, **kwargs)
         try:  # as `guard.attempt` does, with fewer frames: functions that call each other are many
             return _optimized(fun, self._pipeline, self._check, args, kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  the user's is raised
             trouble = guard.not_ours(error)
         return guard.instead(trouble, lambda: fun(*args, **kwargs), name_of(fun))
 

@@ -123,7 +123,7 @@ def attempt(ours: Callable[[], T], plain: Callable[[], T], what: str = "a progra
         return plain()
     try:
         return ours()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  the user's is raised
         trouble = not_ours(error)
     return instead(trouble, plain, what)
 
