@@ -117,3 +117,34 @@ def test_branches_of_checkpointed_steps(order):
     ours = optimize(jax.grad(program)) if order == "above" else jax.grad(optimize(program))
     want, got = (jax.jit(f)(w, x) for f in (jax.grad(program), ours))
     np.testing.assert_array_equal(got, want)
+
+
+def kept(w, xs, mask):
+    """The state of a step that a mask drops stays as it was."""
+    step = lambda c, row: (row[1] * jnp.tanh(c @ w + row[0]) + (1 - row[1]) * c, None)
+    return jnp.sum(jnp.sqrt(lax.scan(step, jnp.zeros(4), (xs, mask))[0] - 5))
+
+
+def counted(w, xs, mask):
+    """What a mask drops is no part of the sum."""
+
+    def step(c, row):
+        c = jnp.tanh(c @ w + row[0])
+        return c, row[1] * jnp.sum(c)
+
+    return jnp.sqrt(jnp.sum(lax.scan(step, jnp.zeros(4), (xs, mask))[1]) - 500)
+
+
+@pytest.mark.parametrize("program", [kept, counted])
+def test_a_loss_that_is_no_number(program):
+    """Rows of steps after the last one that a mask lets count are zero; all others are NaN, as they
+    all are in plain JAX, where zero times NaN is.
+    """
+    w, xs, drops = jnp.eye(4) / 2, jnp.linspace(0, 1, 40).reshape(10, 4), jnp.arange(10) % 4 > 0
+    drops |= jnp.arange(10) > 6
+    loss = lambda w, xs: program(w, xs, (~drops).astype(jnp.float32))
+    for gradient in (optimize(jax.grad(loss, (0, 1))), jax.grad(optimize(loss), (0, 1))):
+        shared, of_rows = gradient(w, xs)
+        assert jnp.all(jnp.isnan(shared))
+        assert jnp.all(jnp.isnan(of_rows[:5]))
+        assert jnp.all(jnp.isnan(of_rows) | (of_rows == 0))
