@@ -81,6 +81,24 @@ class Eager(Sparse, Replaying):
     def is_worth_writing_apart(self, array, region):
         return True
 
+    def is_worth_mapping_once(self, values, ops, again, part, *, moves):
+        return True
+
+    def is_less_by_tables(self, ops, share, unread, made, marked):
+        return True
+
+    def is_less_in_parts(self, product, multiplied, results, summed, unmade):
+        return multiplied < 1
+
+    def is_less_read(self, product, part, share, unread, marked):
+        return True
+
+    def is_less_once(self, op, rows):
+        return not self.is_made_where_read(op)
+
+    def is_sorted_longer(self, length, rows):
+        return True
+
 
 EAGER = Eager(FREE)
 

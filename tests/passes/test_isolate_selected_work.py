@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from jaxpr_opt import optimize
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.passes.steps.isolate_selected_work import IsolateSelectedWork
 from jaxpr_opt.reports import observe
@@ -18,6 +19,7 @@ from jaxpr_opt.testing import (
     assert_close,
     check_refuses,
     check_rewrite,
+    traced,
 )
 from tests.graphs import scans
 from tests.loops import alone
@@ -300,6 +302,30 @@ def test_a_step_with_effects():
     """(4) They stay in order."""
     shown = handed(in_a_branch, seen=lambda h: jax.debug.callback(lambda h: None, h))
     check_refuses(ISOLATE, shown, *TYPES, because="has effects or communicates")
+
+
+def test_ops_into_which_xla_may_insert_collectives():
+    """(4) Devices that take other branches would wait for each other."""
+    mesh = AbstractMesh((2, 2), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
+    specs = PartitionSpec("d")
+    program = jax.shard_map(
+        lambda *given: handed(in_a_branch)(*given)[1],
+        mesh=mesh,
+        axis_names={"d"},
+        in_specs=(specs, PartitionSpec(None, "d"), PartitionSpec(), specs),
+        out_specs=specs,
+        check_vma=False,
+    )
+    types = "f32[6]", "f32[4,6]", "bool[4]", "f32[6]"
+    check_refuses(ISOLATE, program, *types, because="may insert collectives")
+
+
+def test_loops_that_jax_is_about_to_differentiate():
+    """(5) The rows of steps that are dropped would be multiplied by zeros."""
+    program = traced(pair(lambda h, x, p: where(jnp.sin(h), x, p)), *TYPES)
+    pipeline = resolve([ISOLATE])
+    assert not pipeline.run(program, "differentiated").journal.record(ISOLATE.name, False).rewrites
+    alone(ISOLATE, pair(lambda h, x, p: where(jnp.sin(h), x, p)), *TYPES, fires=True)
 
 
 def test_a_loop_that_skips_whole_steps():
