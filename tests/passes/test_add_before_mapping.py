@@ -8,10 +8,12 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost.model import using
 from jaxpr_opt.passes.windows.add_before_mapping import AddBeforeMapping
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 from tests.passes.test_map_before_reading import norm, normal, read
+from tests.prices import EAGER
 
 PASS = AddBeforeMapping()
 COLUMNS = (((0,), (0,)), ((), ()))
@@ -254,6 +256,34 @@ def test_rows_at_no_place(mode):
 )
 def test_what_is_not_found(program, types):
     alone(PASS, program, *types, fires=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "types"),
+    {
+        "of another table": (
+            lambda h, i, x: add(h, 0 * i, x @ (y := read(h, i)) + y),
+            ["f32[64,48]", "i32[2048,1]", "f32[2048,2048]"],
+        ),
+        "the same for all rows": (
+            lambda h, i, x: add(h, i, (x @ (y := jnp.broadcast_to(h[0], (128, 128)))) * y),
+            ["f32[64,128]", "i32[128,1]", "f32[128,128]"],
+        ),
+    }.values(),
+)
+def test_what_is_read_as_a_whole_and_by_rows(program, types):
+    """(2) What all rows are multiplied by has no rows that could be added up."""
+    with using(EAGER):
+        alone(PASS, program, *types, fires=False)
+
+
+def test_what_one_sum_reads_as_a_whole_and_another_by_rows():
+    """(2) One of them is left."""
+    program = lambda h, i, g, w: (add(h, i, g @ w), add(h, i, (g * 2.0) @ g.T @ g))
+    with using(EAGER):
+        types = "f32[64,128]", "i32[128,1]", "f32[128,128]", "f32[128,128]"
+        graph = alone(PASS, program, *types, fires=True)
+    assert sum(op.name == "scatter-add" for op in graph.walk()) == 2
 
 
 @pytest.mark.parametrize(

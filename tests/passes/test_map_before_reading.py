@@ -9,10 +9,12 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.passes.windows.map_before_reading import MapBeforeReading
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
+from tests.prices import EAGER
 
 PASS = MapBeforeReading()
 TYPES = "f32[400,48]", "f32[48,48]", "i32[4000,1]"
@@ -257,6 +259,25 @@ def test_both_ends_of_edges():
 )  # fmt: skip
 def test_what_is_not_found(program, types):
     alone(PASS, program, *types, fires=False)
+
+
+def test_what_is_read_as_a_whole_and_by_rows():
+    """(3) The product is of all of it; what is made of its rows is no row of the table."""
+
+    def program(h, w, i):
+        same = jnp.broadcast_to(w, (128, 128))
+        return (jnp.tanh(read(h, i)) @ same) * same
+
+    with using(EAGER):
+        graph = alone(PASS, program, "f32[64,128]", "f32[128]", "i32[128,1]", fires=True)
+    assert sum(op.result.shape[0] == 64 for op in graph.walk() if op.name == "dot_general") == 1
+
+
+def test_rows_that_the_pass_has_made():
+    """One more is filled in: there are as many places as rows."""
+    program = lambda h, w, i: read(h, i, "fill") @ w
+    with using(EAGER):
+        alone(PASS, program, "f32[64,48]", "f32[48,48]", "i32[65,1]", fires=False)
 
 
 def layers(h, w, i):

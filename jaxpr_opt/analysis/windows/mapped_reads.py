@@ -41,8 +41,8 @@ class Places:
 
     @property
     def share(self) -> float:
-        """The rows of a table, as a part of the places."""
-        return self.rows / prod(self.shape)
+        """The rows of a table, and the one that is filled in, as a part of the places."""
+        return (self.rows + self.is_filled) / prod(self.shape)
 
     @property
     def is_filled(self) -> bool:
@@ -182,6 +182,10 @@ def _made(op: Op, found: MappedReads) -> Mapping[Value, AxesOfPart] | None:
         rows = rows_of_operand(op, position, to)
         # Condition 3 of map-before-reading.
         if rows and not is_repeated(value, rows):
+            return None
+        is_read_whole = any(user in found.ops for user in value.users)
+        # Condition 3 of map-before-reading.
+        if rows and is_read_whole:
             return None
         made |= {value: rows} if rows else {}
     return made

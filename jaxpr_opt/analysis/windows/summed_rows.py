@@ -45,6 +45,8 @@ class SummedRows:
     """In what it is linear."""
     axes: dict[Value, AxesOfPart]
     """Of all these, and of what is made of tables, the axes along which the rows lie."""
+    whole: dict[Value, None]
+    """What the ops read that is the same for all rows."""
 
     @property
     def unread(self) -> list[Op]:
@@ -88,16 +90,21 @@ def summed_rows(op: Op) -> SummedRows | None:
     if op is not (reads or adds)[0]:
         return None
     rows = made_of(at, reads)
-    found = SummedRows(rows, {}, {}, {}, dict(rows.axes))
+    found = SummedRows(rows, {}, {}, {}, dict(rows.axes), {})
     for each in sorted({*adds, *_summing(rows)}, key=op.region.order):
         for position, axes in _summed(each, found):
             linear = _linear(each.operands[position], axes, found)
             if linear is not None and (linear[0] or each.name == "dot_general"):
                 ops_, leaves, more = linear
+                whole = found.whole | _read_whole(ops_, more)
+                # Condition 2 of add-before-mapping.
+                if any(more.get(v) for v in whole):
+                    continue
                 found.sums[each] = position
                 found.ops.update(ops_)
                 found.leaves.update(leaves)
                 found.axes.update(more)
+                found.whole.update(whole)
                 break
     return found if found.sums else None
 
@@ -183,6 +190,12 @@ def _linear(value: Value, axes: AxesOfPart, found: SummedRows) -> Linear | None:
     region = next(iter(ops)).region if ops else None
     order = sorted(ops, key=region.order) if region is not None else []
     return dict.fromkeys(order), leaves, known
+
+
+def _read_whole(ops: dict[Op, None], axes: AxesOf) -> dict[Value, None]:
+    """What ops read of which no axis becomes one of the rows of their results."""
+    reads = [(op, place, v) for op in ops for place, v in enumerate(op.operands)]
+    return {v: None for op, at, v in reads if not rows_of_operand(op, at, axes[op.result])}
 
 
 def _step(value: Value, axes: AxesOf, found: SummedRows) -> AxesOf | None:
