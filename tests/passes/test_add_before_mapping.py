@@ -228,6 +228,18 @@ def test_rows_at_no_place(mode):
             ),
             ["f32[64,48]", "f32[64,2048]", "i32[2048,1]", "f32[2048,48]"],
         ),
+        "along one axis of the places only": (  # (3)
+            lambda h, k, i, x: lax.dot_general(
+                read(h, i) * x, read(k, i), (((0, 1), (0, 2)), ((), ()))
+            ),
+            ["f32[64,48]", "f32[64,32]", "i32[64,32,1]", "f32[64,32,48]"],
+        ),
+        "beside rows at other places": (  # (2)
+            lambda h, k, i, g: add(
+                h, i, lax.dot_general(g, read(k, i), (((2,), (3,)), ((0, 1), (1, 0))))
+            ),
+            ["f32[16,8]", "f32[16,8,8]", "i32[32,32,1]", "f32[32,32,8]"],
+        ),
         "mixed": (  # (2)
             lambda h, i, x: add(h, i, x @ read(h, i)),
             ["f32[64,48]", "i32[2048,1]", "f32[2048,2048]"],
@@ -302,6 +314,13 @@ def test_what_one_sum_reads_as_a_whole_and_another_by_rows():
 )
 def test_what_is_refused(types, because):
     check_refuses(PASS, lambda c, i, g, w: add(c, i, g @ w), *types, because=because)
+
+
+def test_places_of_64_bits():
+    """(1) XLA may read them as shorter ones."""
+    with jax.enable_x64(True):
+        types = "f32[64,48]", "i64[2048,1]", "f32[2048,48]", "f32[48,48]"
+        alone(PASS, lambda c, i, g, w: add(c, i, g @ w), *types, fires=False)
 
 
 @pytest.mark.parametrize("axis", [None, "x"])

@@ -276,6 +276,36 @@ PROGRAMS = [
 SPECS = "f32[8,3]", "f32[3,4]", "i32[5]"
 
 
+@pytest.mark.parametrize("bounds", [(-5, 5), (0, 20), None])
+def test_rows_that_are_dropped(bounds):
+    """(1) What is written is not what the step hands on, where that is out of range."""
+
+    def written(t, row, i):
+        i = i if bounds is None else lax.clamp(bounds[0], i, bounds[1])
+        numbers = lax.ScatterDimensionNumbers((0,), (0,), (0,))
+        return lax.scatter(t, i[None], row, numbers, mode="drop")
+
+    program = lambda table, w, places: slots(table, w, places, put=written)
+    table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    places = np.array([-3, 2, 9, -1, 7, 20], np.int32)
+    alone(CARRY, program, table, table[:, :2].reshape(4, 4)[:3], places, fires=True)
+
+
+def test_carries_that_are_read_apart():
+    """Of each the rows are made that change, not those of the other."""
+
+    def program(left, right, w, places):
+        def step(state, i):
+            left, right = state
+            read, other = (jnp.max(layer(t, w), axis=0) for t in state)
+            return (put(left, read[:3], i), put(right, other[:3], i + 1)), jnp.sum(read + other)
+
+        return lax.scan(step, (left, right), places)
+
+    (loop,) = scans(alone(CARRY, program, SPECS[0], *SPECS, fires=True))
+    assert [op.result.shape for op in loop.body.ops if op.name == "tanh"] == [(1, 4)] * 2
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_a_step_makes_the_rows_that_change(program):
     (loop,) = scans(alone(CARRY, program, *SPECS, fires=True))
@@ -306,7 +336,15 @@ def test_what_changes_more_is_left_alone():
         one = lambda t, i: slots(t, w, i, put=lambda t, row, i: t.at[i].set(row))
         return jax.vmap(one)(jnp.stack([table, -table]), jnp.stack([places, places + 1]))
 
-    for program in (decayed, reset, several, batch):
+    def swapped(table, w, places):
+        def step(state, i):
+            left, right = state
+            read = jnp.max(layer(left, w), axis=0)
+            return (right, left), jnp.sum(read) + i
+
+        return lax.scan(step, (table, jnp.sin(table)), places)
+
+    for program in (decayed, reset, several, batch, swapped):
         alone(CARRY, program, *SPECS, fires=False)
     check_refuses(CARRY, most, *SPECS, because="a step changes most rows")
 
@@ -333,7 +371,20 @@ def test_what_is_made_of_more_is_left_alone():
 
         return lax.scan(step, table, places)
 
-    for program in (mixed, with_step, other_rows):
+    def numbered(table, w, places):
+        return moving(table, w, places, lax.broadcasted_iota(jnp.float32, (8, 3), 0))
+
+    def given(table, w, places):
+        return moving(table, w, places, table)
+
+    def moving(table, w, places, rows):
+        def step(table, i):
+            read = jnp.tanh((table + rows) @ w)
+            return lax.concatenate([table[1:], read[:1, :3] + i], 0), jnp.sum(read)
+
+        return lax.scan(step, table, places)
+
+    for program in (mixed, with_step, other_rows, numbered, given):
         alone(CARRY, program, *SPECS, fires=False)
 
 

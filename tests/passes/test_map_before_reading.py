@@ -280,6 +280,20 @@ def test_rows_that_the_pass_has_made():
         alone(PASS, program, "f32[64,48]", "f32[48,48]", "i32[65,1]", fires=False)
 
 
+def test_a_loop_that_reads_at_the_same_places():
+    """(1) Its table is another one in each step."""
+
+    def program(h, w, i):
+        def step(c, _):
+            return jnp.tanh(read(c, i) @ w)[:64], None
+
+        return jnp.tanh(read(h, i) @ w), lax.scan(step, h, None, length=2)[0]
+
+    graph = alone(PASS, program, "f32[64,48]", "f32[48,48]", "i32[2048,1]", fires=True)
+    products = [op.result.shape for op in graph.walk() if op.name == "dot_general"]
+    assert products == [(64, 48)] * 2
+
+
 def layers(h, w, i):
     """The second table is made of what is read of the first, at the same places."""
     for _ in range(2):

@@ -188,6 +188,14 @@ def test_parts_that_are_read_of_tables():
             ),
             (),
         ),
+        "joined along the places": (
+            lambda x, e, w: lax.dot_general(
+                jnp.concatenate([x, w], 0),
+                jnp.concatenate([e, w[:, :8]], 0),
+                (((0,), (0,)), ((), ())),
+            ),
+            (),
+        ),
         "narrow": (lambda x, e, w: jnp.concatenate([x, e], -1) @ w, (4,)),
     }.values(),
 )
@@ -200,6 +208,19 @@ def test_parts_that_are_left_joined(program, types):
         f"f32[200,{wide}]",
         "f32[2048,8]",
         f"f32[{wide + 8},{WIDE}]",
+        "i32[2048,1]",
+        fires=False,
+    )
+
+
+def test_a_part_that_is_reshaped():
+    """(5) What is read is not the part, so that the rows of the table would not be multiplied."""
+    alone(
+        ONCE,
+        lambda h, e, w, i: jnp.concatenate([read(h, i), e], 1).reshape(2048, WIDE + 8) @ w,
+        f"f32[200,{WIDE},1]",
+        "f32[2048,8,1]",
+        f"f32[{WIDE + 8},{WIDE}]",
         "i32[2048,1]",
         fires=False,
     )
