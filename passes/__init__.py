@@ -11,6 +11,7 @@ from jaxpr_opt.passes.codegen.pack_scalars import PackScalars
 from jaxpr_opt.passes.codegen.select_padded_numbers import SelectPaddedNumbers
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.in_place.add_in_place import AddInPlace
+from jaxpr_opt.passes.in_place.carry_bits import CarryBits
 from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
@@ -177,6 +178,8 @@ STAGES = (
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.
     (ScanInPlace(), EliminateDeadCode()),
+    # Rows that loops write into other arrays are written in steps by now.
+    (CarryBits(), EliminateDeadCode()),
     (CompileSmallLoops(),),
 )
 

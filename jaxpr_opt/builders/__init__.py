@@ -38,6 +38,7 @@ loops
 `packed_step`                                       a step with vectors
 `outer_values`, `step_numbers`                      values that are the same in each step; numbers
 `flag_rows`                                         truth values in place of zeros and ones
+`bits`                                              integers in place of numbers of bfloat16
 what loops store
 `mapped_reads`                                      what is made of all rows of tables, then read
 `summed_rows`                                       rows that are added up, and then mapped

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.bridge.parameters import checks_vma, mesh_of, newly_manual_axes_of
@@ -107,6 +108,13 @@ def is_quick_if_small() -> bool:
 def copies_at_branches() -> bool:
     """Whether XLA copies an array that a branch of a step writes to: before JAX 0.11 on a CPU."""
     return _is_cpu_before_barriers()
+
+
+def converts_as_written(array: Value) -> bool:
+    """Whether XLA converts all of an array to float32 and back where a part of it is written: one
+    of bfloat16, before JAX 0.11 on a CPU.
+    """
+    return _is_cpu_before_barriers() and array.dtype == jnp.bfloat16
 
 
 def _is_cpu_before_barriers() -> bool:

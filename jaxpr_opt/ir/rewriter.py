@@ -410,13 +410,21 @@ class Rewriter:
         """The type of one row of `array`."""
         return compat_types.row(array.aval)
 
-    def set_while(self, loop: While, carries: Sequence[Carry], kept: Sequence[int]) -> None:
-        """Keep only the carries numbered `kept`, given with their possibly new fields."""
+    def set_while(
+        self,
+        loop: While,
+        carries: Sequence[Carry],
+        kept: Sequence[int],
+        asked: Mapping[int, Value] | None = None,
+    ) -> None:
+        """Keep only the carries numbered `kept`, given with their possibly new fields; `asked`: the
+        new parameters of the predicate, by number.
+        """
         predicate = loop.predicate
         loop._set_operands(tuple(c.init for c in carries))
         loop.body.terminator._set_operands(tuple(c.next for c in carries))
         loop.body._set_params(c.param for c in carries)
-        predicate._set_params([predicate.params[i] for i in kept])
+        predicate._set_params([(asked or {}).get(i, predicate.params[i]) for i in kept])
         _set_results(loop, [c.result for c in carries])
         self._record("modify", loop)
 

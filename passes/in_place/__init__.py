@@ -10,6 +10,7 @@ These passes run last, when no other pass moves an op.
 `read-after-writing`       a write is ordered before the reads that follow
 `unroll-swapped-carries`   as many steps at once as bring buffers back to their places
 `write-apart`              a write stays out of the ops that read all of the array
+`carry-bits`               bits of bfloat16 are written, which XLA does not convert
 `scan-in-place`            streamed and stacked rows stay in the array they are part of
 =========================  ============================================================
 """

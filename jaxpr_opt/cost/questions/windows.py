@@ -49,6 +49,10 @@ class WindowQuestions(Prices):
         """Whether moving so many bytes takes no longer than a loop's step does anyway."""
         return self.moved(nbytes) < self.device.step
 
+    def is_hidden_converted(self, nbytes: int) -> bool:
+        """The same of converting so many bytes to twice as many, and back."""
+        return self.is_hidden(6 * nbytes)
+
     def is_no_line(self, nbytes: int) -> bool:
         """Whether so many bytes are less than a cache line, so that moving more takes as long."""
         return nbytes < self.device.line
