@@ -167,6 +167,19 @@ class SumOfPlaces:
                 size = dtypes.wrapped(at.dtype, self.sum.shape[place.axis])
                 yield (at >= 0) & (at < size), place.number.axes
 
+    def first(self, axes: Sequence[int], sources: Sequence[jax.Array]) -> Part:
+        """Whether a place is the first one of all that are the same along some axes."""
+        picked, shape = self.sum.picked, self.sum.shape
+        others = sorted({d for p in picked.places for d in p.number.axes if d not in axes})
+        layout, count = [*others, *axes], prod(shape[d] for d in axes)
+        rows = [shape[d] for d in others]
+        same = jnp.tri(count, k=-1, dtype=bool)
+        for place, number in zip(picked.places, sources, strict=False):
+            at = self.spread((self._number(place, number), place.number.axes), layout)
+            at = lax.reshape(at, [*rows, count])
+            same = same & (at[..., :, None] == at[..., None, :])
+        return lax.reshape(~jnp.any(same, -1), [shape[d] for d in layout]), tuple(layout)
+
     def _number(self, place: Place, number: jax.Array) -> jax.Array:
         number = _without_ones(number)
         if place.most is not None:
@@ -250,7 +263,10 @@ class OrNan:
         value, axes = part
         alone = replace(self.sum.sum.picked, factors=(factor,), number=1)
         places = SumOfPlaces(replace(self.sum.sum, picked=alone), np.dtype(np.int32))
-        own = places.finished([(~lax.is_finite(value), axes)], sources)
+        parts = [(~lax.is_finite(value), axes)]
+        if factor.outside:
+            parts.append(self.sum.first(sorted(factor.outside), sources))
+        own = places.finished(parts, sources)
         return NotFinite(factor, self.sum).in_result(count) > own
 
 
@@ -271,7 +287,8 @@ class NotFinite:
         value = _without_ones(value)
         axes = self.factor.source.axes
         along = tuple(at for at, d in enumerate(axes) if d in self.sum.sum.summed)
-        times = prod(self.sum.sum.shape[d] for d in self.sum.sum.summed if d not in axes)
+        once = {*axes, *self.factor.outside}
+        times = prod(self.sum.sum.shape[d] for d in self.sum.sum.summed if d not in once)
         count = _counted(value, along)
         return count * np.int32(times) if times != 1 else count
 

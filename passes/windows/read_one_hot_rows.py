@@ -19,12 +19,14 @@ An embedding as a product, the weights of an expert, counts, means of clusters, 
 product goes through all places for each row. Sound, up to rounding, when
 
 1. what is summed up, reduced or multiplied is zero (or the neutral element) but for one place along
-   some axes: where `eq` compares the places with a number, times factors; a place out of range is
-   read as zero, and dropped where it is written;
+   some axes: where `eq` compares the places with a number, times factors; or it is a sum of such
+   arrays, several places a row; a place out of range is read as zero, and dropped where it is
+   written;
 2. the neutral element is that of the reduction;
 3. numbers are real, so that zero times a number is zero, up to its sign, or NaN if that is not
    finite: where such a number is elsewhere, the result is NaN; it was not multiplied where it was
-   chosen by a select;
+   chosen by a select. An infinite number at a place that comes several times in a row is multiplied
+   each time, and then added up;
 4. nothing differentiates the result any more: zero times a cotangent that is not finite is NaN, and
    JAX's transpose of a read is a row;
 5. counts of numbers that are not finite fit into 32 bits.
@@ -48,16 +50,19 @@ import numpy as np
 
 from jaxpr_opt.analysis.values.ranges import is_ranged
 from jaxpr_opt.analysis.windows.one_hot import REDUCTIONS
-from jaxpr_opt.analysis.windows.picked_places import picked
-from jaxpr_opt.analysis.windows.picked_sums import PickedSum, is_opened, picked_sum
+from jaxpr_opt.analysis.windows.picked_sums import (
+    PickedSum,
+    is_read_at_places,
+    loops_of_the_same,
+    pays,
+    picked_sum,
+)
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.picked_sums import OrNan, SumOfPlaces, read
 from jaxpr_opt.cost import limits
-from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_divided, is_sharded
-from jaxpr_opt.ir.graph import Op, Phase, Scan, Value, While
-from jaxpr_opt.ir.nesting import with_parents
+from jaxpr_opt.ir.graph import Op, Phase
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -80,7 +85,7 @@ class ReadOneHotRows(Pass[PickedPlaces]):
     needs: ClassVar[frozenset[str]] = frozenset({"eq", "ne"})
 
     def find(self, op: Op) -> Iterator[PickedPlaces]:
-        found = None if is_opened(op) else picked_sum(op)
+        found = None if is_read_at_places(op) else picked_sum(op)
         if found is not None:  # (1, 2)
             number = found.picked.places[0].number.value
             says = f"only the places {number.label} are multiplied and summed up"
@@ -95,15 +100,7 @@ class ReadOneHotRows(Pass[PickedPlaces]):
             return "its rows may be on several devices"
         if prod(found.shape) > limits.COUNTED:  # (5)
             return "it has too many numbers to count those that are not finite"
-        looked = 0.0
-        for factor in found.picked.factors:
-            if factor.leaks:
-                loops = _loops_of_the_same(factor.source.value, op)
-                steps = prod(loop.length for loop in loops if isinstance(loop, Scan))
-                looked += factor.source.value.nbytes / max(steps, 1)
-        made = sum(v.nbytes / len(v.uses) for v in op.operands if picked(v) is not None)
-        unmade = made if op.name == "dot_general" else 0  # a reduction makes it on the way
-        if not cost_model().is_picked(found, [op, *found.opened], looked, unmade):
+        if not pays(op, found):
             return "reading the rows, and seeing whether all are finite, takes as long"
         return None
 
@@ -114,7 +111,7 @@ class ReadOneHotRows(Pass[PickedPlaces]):
         seen = []
         for factor, value in zip(picked.factors, sources[len(picked.places) :], strict=True):
             if factor.leaks:  # (3)
-                *_, at = op, *_loops_of_the_same(value, op)
+                *_, at = op, *loops_of_the_same(value, op)
                 seen.append(rw.insert(partial(made.looked_at, factor), value, before=at))
         rw.replace(op.result, rw.typed(made, op.result.aval, *sources, *seen, before=op))
         rw.erase(op)
@@ -125,14 +122,3 @@ def _how(match: PickedPlaces) -> SumOfPlaces:
     dtype = match.op.result.dtype
     is_short = dtypes.is_inexact(dtype) and dtypes.bits(dtype) < dtypes.bits(np.dtype(np.float32))
     return SumOfPlaces(match.sum, np.dtype(np.float32) if is_short else dtype)
-
-
-def _loops_of_the_same(value: Value, op: Op) -> list[Scan | While]:
-    """The loops around an op in which a value stays the same, the innermost first."""
-    loops = []
-    for around in with_parents(op.parent):
-        if any(region.defines(value) for region in around.regions):
-            break
-        if isinstance(around, Scan | While):
-            loops.append(around)
-    return loops

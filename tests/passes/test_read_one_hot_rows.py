@@ -7,9 +7,15 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.passes.windows.read_one_hot_rows import ReadOneHotRows
-from jaxpr_opt.testing import assert_same_bits, check_refuses, check_rewrite
+from jaxpr_opt.testing import (
+    assert_same_bits,
+    assert_same_derivatives,
+    check_refuses,
+    check_rewrite,
+)
 from tests.loops import alone
 from tests.prices import EAGER
 
@@ -145,9 +151,15 @@ CLUSTERS = jnp.array([4, 0, 5, 5, 1, 7, -2, 3, 2])
 
 def both(ids, other=CLUSTERS):
     """Which of both numbers each row has."""
-    return hot(ids)[:, :, None] * hot(other)[:, None, :]
+    return hot(ids)[..., :, None] * hot(other)[..., None, :]
 
 
+def three(ids):
+    """Three numbers a row, of which some are the same."""
+    return jnp.stack([ids, jnp.roll(ids, 1), ids // 2], 1)
+
+
+WEIGHTS = jnp.resize(jnp.array([0.5, 1.0, 2.0, 4.0]), (9, 3))
 INF, ZERO = np.float32(np.inf), np.float32(0)
 
 
@@ -189,6 +201,20 @@ SUMS = {
     "in steps": lambda w, ids: lax.map(lambda x: x.T @ w[:3], hot(ids.reshape(3, 3))),
     "a factor of each step": lambda w, ids: lax.map(
         lambda x: x @ w, hot(ids) * keep(w, ids)[:, :1]
+    ),
+    "bags": lambda w, ids: hot(three(ids)).sum(1) @ w,
+    "weighed bags": lambda w, ids: jnp.einsum("nk,nkc,cd->nd", WEIGHTS, hot(three(ids)), w),
+    "rows added to bags": lambda w, ids: hot(three(ids)).sum(1).T @ keep(w, ids),
+    "a place that comes often": lambda w, ids: (
+        jnp.broadcast_to(hot(ids)[:, None], (9, 2, N)).sum(1) @ w
+    ),
+    "to two places": lambda w, ids: jnp.einsum(
+        "tkec,td->ecd", both(three(ids), three(CLUSTERS)), keep(w, ids)
+    ),
+    "from two places": lambda w, ids: jnp.einsum(
+        "tec,ecd->td",
+        jnp.einsum("tk,tkec->tec", WEIGHTS, both(three(ids), three(CLUSTERS))),
+        w[:, None] * w[None],
     ),
     "integers": lambda w, ids: hot(ids).astype(int).T @ jnp.nan_to_num(keep(w, ids)).astype(int),
 }  # fmt: skip
@@ -324,6 +350,27 @@ def test_what_takes_as_long_to_look_at():
 def test_a_product_that_is_differentiated():
     """(4) It stays."""
     alone(READ, CHARACTERS, "f32[6,4]", "i32[3]", phase="differentiable", fires=False)
+
+
+@pytest.mark.parametrize("name", ["rows added up", "of pairs", "from places", "chosen", "bags"])
+def test_derivatives_of_sums(name):
+    """(4) In both orders, and forward."""
+    w = jnp.arange(1.0, 25.0).reshape(N, M) / 24
+    assert_same_derivatives(
+        lambda w: jnp.sin(SUMS[name](w, IDS)).sum(),
+        optimize(lambda w: jnp.sin(SUMS[name](w, IDS)).sum()),
+        w,
+    )
+    plain = jax.grad(lambda w: jnp.sin(SUMS[name](w, IDS)).sum())
+    np.testing.assert_allclose(optimize(plain)(w), plain(w), rtol=1e-5, atol=1e-6)
+
+
+def test_too_many_to_count(monkeypatch):
+    """(5) Numbers that are not finite are counted in 32 bits."""
+    monkeypatch.setattr(limits, "COUNTED", 9 * N * M - 1)
+    check_refuses(
+        READ, lambda w, ids: hot(ids) @ w, "f32[6,4]", "i32[9]", because="too many numbers"
+    )
 
 
 def test_gradients():

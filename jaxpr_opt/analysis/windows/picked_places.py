@@ -21,6 +21,7 @@ from jaxpr_opt.analysis.windows.coinciding import CLAMPS
 from jaxpr_opt.analysis.windows.one_hot import Chosen, chosen
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
+    axes_of,
     broadcast_dimensions_of,
     mode_of,
     numbers_of,
@@ -37,7 +38,9 @@ class Source:
 
     value: Value
     axes: tuple[int, ...]
-    """For each of its axes that is longer than one, which axis of the picked array it is."""
+    """For each of its axes that is longer than one, which axis of the picked array it is; negative
+    ones are inner axes.
+    """
     loop: Scan | None = None
     """The loop that streams the picked array, if that reads a row of the source in each step; along
     their axis"""
@@ -68,17 +71,23 @@ class Factor:
     """Whether the zeros, too, are multiplied by it: they are NaN where it is not finite."""
     negated: bool = False
     """Of truth values: whether the number is zero where it is true."""
+    outside: frozenset[int] = frozenset()
+    """The inner axes along which all was summed up before it was multiplied by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """An array that is `elsewhere` but for one place along some axes, and there a product."""
+    """An array that is `elsewhere` but for one place along some axes, and there a product; or the
+    sum of such arrays along inner axes -1, -2, ...
+    """
 
     places: tuple[Place, ...]
     factors: tuple[Factor, ...] = ()
     number: Any = 1
     """What the factors are multiplied by."""
     elsewhere: Any = 0
+    inner: tuple[int, ...] = ()
+    """The sizes of inner axes: a row has so many places."""
 
     @property
     def axes(self) -> frozenset[int]:
@@ -91,7 +100,8 @@ class Picked:
         return (*(p.number for p in self.places), *(f.source for f in self.factors))
 
     def moved(self, to: Mapping[int, int]) -> Picked | None:
-        """The same with its axes where `to` says."""
+        """The same with its axes where `to` says; inner axes stay, if it says nothing of them."""
+        to = {-1 - d: -1 - d for d in range(len(self.inner))} | {**to}
         axes = {*self.axes}.union(*(source.axes for source in self.sources))
         if not axes <= to.keys():
             return None
@@ -99,8 +109,26 @@ class Picked:
             replace(place, axis=to[place.axis], number=place.number.moved(to))
             for place in self.places
         )
-        factors = (replace(f, source=f.source.moved(to)) for f in self.factors)
+        factors = (
+            replace(f, source=f.source.moved(to), outside=frozenset(to[d] for d in f.outside))
+            for f in self.factors
+        )
         return replace(self, places=tuple(places), factors=tuple(factors))
+
+    def summed(self, sizes: Mapping[int, int]) -> Picked | None:
+        """The sum along axes of these sizes, if there is more than one place along none of them:
+        they become inner axes.
+        """
+        # Condition 1 of read-one-hot-rows.
+        if self.elsewhere != 0 or self.axes & sizes.keys():
+            return None
+        read = {d for source in self.sources for d in source.axes} | self.axes
+        first = len(self.inner)
+        others = sorted(d for d in range(max(read, default=0) + 1) if d not in sizes)
+        to = {d: at for at, d in enumerate(others)}
+        to |= {d: -1 - first - at for at, d in enumerate(sizes)}
+        found = self.moved(to)
+        return None if found is None else replace(found, inner=(*self.inner, *sizes.values()))
 
 
 @remembered
@@ -157,10 +185,16 @@ def _product(factors: Sequence[Value], maps: Sequence[Mapping[int, int]]) -> Pic
 def merged(one: Picked, two: Picked) -> Picked | None:
     """What is picked by both, along other axes, each of which leaves the places of the other be."""
     read = {d for each in (one, two) for p in each.places for d in p.number.axes}
-    if one.axes & two.axes or read & (one.axes | two.axes):
+    if one.axes & two.axes or read & (one.axes | two.axes) or (one.inner and two.inner):
         return None
-    factors = (*one.factors, *two.factors)
-    return Picked((*one.places, *two.places), factors, one.number * two.number)
+    outside = frozenset(-1 - d for d in range(len(one.inner or two.inner)))
+    factors = tuple(
+        replace(f, outside=f.outside if each.inner else outside)
+        for each in (one, two)
+        for f in each.factors
+    )
+    places = (*one.places, *two.places)
+    return Picked(places, factors, one.number * two.number, inner=one.inner or two.inner)
 
 
 def times(
@@ -170,7 +204,9 @@ def times(
     number = uniform(other)
     if number is not None and np.isfinite(number) and not negated:
         return replace(side, number=side.number * number)
-    return replace(side, factors=(*side.factors, _factor(other, to, leaks, negated)))
+    outside = frozenset(-1 - d for d in range(len(side.inner)))
+    factor = replace(_factor(other, to, leaks, negated), outside=outside)
+    return replace(side, factors=(*side.factors, factor))
 
 
 def _factor(array: Value, to: Mapping[int, int], leaks: bool, negated: bool = False) -> Factor:
@@ -214,7 +250,7 @@ def _streamed(stacked: Picked | None, loop: Scan) -> Picked | None:
         return None
 
     def row(source: Source) -> Source:
-        axes = tuple(d - 1 for d in source.axes if d)
+        axes = tuple(d - (d > 0) for d in source.axes if d)
         if len(axes) == len(source.axes):
             return Source(source.value, axes)
         long = [d for d, n in enumerate(source.value.shape) if n != 1]
@@ -230,11 +266,21 @@ def _multiplied(op: Op) -> Picked | None:
     return _product(op.operands, same)
 
 
-def _outer(op: Op) -> Picked | None:
-    """Of a product that sums nothing up."""
-    (contracted, _), _ = numbers_of(op)
-    is_same = all(v.dtype == op.result.dtype for v in op.operands)
-    return product_of_factors(op)[0] if is_same and not contracted else None
+def _products(op: Op) -> Picked | None:
+    """Of a product that sums up along no axis of places."""
+    found, shape = product_of_factors(op)
+    if found is None or any(v.dtype != op.result.dtype for v in op.operands):
+        return None
+    kept = len(op.result.shape)
+    return found.summed(dict(enumerate(shape[kept:], kept)))
+
+
+def _sum(op: Op) -> Picked | None:
+    (array,) = op.operands
+    found = picked(array)
+    if found is None or array.dtype != op.result.dtype:
+        return None
+    return found.summed({d: array.shape[d] for d in sorted(axes_of(op))})
 
 
 def _selected(op: Op) -> Picked | None:
@@ -323,9 +369,10 @@ PICKING: Mapping[str, Callable[[Op], Picked | None]] = {
     "and": _multiplied,
     "broadcast_in_dim": _broadcast,
     "convert_element_type": _converted,
-    "dot_general": _outer,
+    "dot_general": _products,
     "gather": _unit_rows,
     "mul": _multiplied,
+    "reduce_sum": _sum,
     "reshape": _reshaped,
     "select_n": _selected,
     "squeeze": _reshaped,

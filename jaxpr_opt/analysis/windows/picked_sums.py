@@ -6,7 +6,7 @@ that is a factor, ``(x @ w)`` of ``sum((x @ w) * one_hot(a), 1)``, may be made a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -26,7 +26,8 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, numbers_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
-from jaxpr_opt.ir.graph import Op, Value, is_sized
+from jaxpr_opt.ir.graph import Op, Scan, Value, While, is_sized
+from jaxpr_opt.ir.nesting import with_parents
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,41 @@ class PickedSum:
 
     @property
     def made(self) -> int:
-        """How many numbers are read at the places, and how many products are made of them."""
+        """How many numbers are in memory between: those that are read, or products to be added."""
+        read = self._read
+        products = self.rows if len(self.picked.factors) > 1 and not self._is_read else 0
+        pairs = [prod(self.shape[d] for d in f.outside) for f in self.picked.factors if f.leaks]
+        compared = self.windows * max((each for each in pairs if each > 1), default=0)
+        return max(read, products) + compared
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are moved."""
+        kept = [n for d, n in enumerate(self.shape) if d not in self.summed]
+        written = 0 if self._is_read else prod(kept)
+        products = self.rows if len(self.picked.factors) > 1 or not self._read else 0
+        return self._read + products + written
+
+    @property
+    def ops(self) -> int:
+        """How many ops write rows, or add them up, and see whether numbers are finite."""
+        looks = sum(f.leaks for f in self.picked.factors)
+        return 0 if self._is_read else 3 + 3 * looks
+
+    @property
+    def _is_read(self) -> bool:
+        return self.picked.axes <= self.summed
+
+    @property
+    def _read(self) -> int:
+        """How many numbers are read at the places."""
         at = {p.axis: set(p.number.axes) for p in self.picked.places}
         read = [
             {e for d in f.source.axes for e in at.get(d, {d})}
             for f in self.picked.factors
             if not self.picked.axes.isdisjoint(f.source.axes)
         ]
-        products = self.rows if len(self.picked.factors) > 1 else 0
-        return sum(prod(self.shape[d] for d in each) for each in read) + products
-
-    @property
-    def numbers(self) -> int:
-        """The same, or those at the places, and how many there are to write to."""
-        kept = [n for d, n in enumerate(self.shape) if d not in self.summed]
-        written = 0 if self.picked.axes <= self.summed else prod(kept)
-        return (self.made or self.rows) + written
+        return sum(prod(self.shape[d] for d in each) for each in read)
 
 
 @remembered
@@ -89,9 +109,14 @@ def picked_sum(op: Op) -> PickedSum | None:
     else:
         found, shape = product_of_factors(op)
         combine, summed = "add", frozenset(range(len(op.result.shape), len(shape)))
-    if found is None or not summed or not is_sized(shape) or 0 in shape:
+    if found is None or not summed or (found.inner and combine != "add"):
         return None
-    every = [PickedSum(found, shape, summed, combine)]
+    inner = {-1 - d: len(shape) + d for d in range(len(found.inner))}
+    whole = found.moved({d: d for d in range(len(shape))} | inner)
+    shape, summed = (*shape, *found.inner), summed.union(inner.values())
+    if whole is None or not is_sized(shape) or 0 in shape:
+        return None
+    every = [PickedSum(replace(whole, inner=()), shape, summed, combine)]
     while combine == "add" and (more := _opened(every[-1], op)) is not None:
         every.append(more)
     width = op.result.dtype.itemsize
@@ -103,13 +128,54 @@ def picked_sum(op: Op) -> PickedSum | None:
     return min(every, key=seconds)
 
 
-def is_opened(op: Op) -> bool:
-    """Whether a product is made at the places only by an op that reads it."""
+def pays(op: Op, found: PickedSum) -> bool:
+    """Whether a sum of what is picked takes less time, and no more memory, than all of it."""
+    looked = 0.0
+    for factor in found.picked.factors:
+        if factor.leaks:
+            loops = loops_of_the_same(factor.source.value, op)
+            steps = prod(loop.length for loop in loops if isinstance(loop, Scan))
+            looked += factor.source.value.nbytes / max(steps, 1)
+    made = sum(v.nbytes / len(v.uses) for v in op.operands if picked(v) is not None)
+    unmade = made if op.name == "dot_general" else 0  # a reduction makes it on the way
+    return cost_model().is_picked(found, [op, *found.opened], looked, unmade)
+
+
+def loops_of_the_same(value: Value, op: Op) -> list[Scan | While]:
+    """The loops around an op in which a value stays the same, the innermost first."""
+    loops = []
+    for around in with_parents(op.parent):
+        if any(region.defines(value) for region in around.regions):
+            break
+        if isinstance(around, Scan | While):
+            loops.append(around)
+    return loops
+
+
+def is_read_at_places(op: Op) -> bool:
+    """Whether all that read a product or a sum do so at places only."""
     end = _only_reader(op.result)
-    if end is None or (end.name not in REDUCTIONS and end.name != "dot_general"):
+    if end is not None and (found := _sum_at(end)) is not None and op in found.opened:
+        return True
+    if picked(op.result) is None:
         return False
-    found = picked_sum(end)
-    return found is not None and op in found.opened
+    ends = list(_readers(op.result))
+    return bool(ends) and all(
+        (found := _sum_at(end)) is not None and pays(end, found) for end in ends
+    )
+
+
+def _sum_at(op: Op) -> PickedSum | None:
+    return picked_sum(op) if op.name in REDUCTIONS or op.name == "dot_general" else None
+
+
+def _readers(value: Value) -> Iterator[Op]:
+    """The ops that read what is picked, but do not make another picked array of it."""
+    for user in value.users:
+        if user.name in PICKING and picked(user.result) is not None:
+            yield from _readers(user.result)
+        else:
+            yield user
 
 
 def _opened(found: PickedSum, op: Op) -> PickedSum | None:
@@ -119,6 +185,7 @@ def _opened(found: PickedSum, op: Op) -> PickedSum | None:
         if product is None or product.name != "dot_general" or factor.source.loop is not None:
             continue
         is_small = len(axes) < len(product.result.shape) or found.picked.axes.isdisjoint(axes)
+        is_small |= bool(factor.outside)
         if is_small or not numbers_of(product)[0][0] or _only_reader(product.result) is not op:
             continue
         if any(v.dtype != product.result.dtype for v in product.operands):
@@ -139,7 +206,7 @@ def _opened(found: PickedSum, op: Op) -> PickedSum | None:
 
 def _times_side(made: Picked, side: Value, to: Mapping[int, int], leaks: bool) -> Picked:
     own = picked(side)
-    moved = None if own is None or own.elsewhere != 0 else own.moved(to)
+    moved = None if own is None or own.elsewhere != 0 or own.inner else own.moved(to)
     both = None if moved is None else merged(made, moved)
     return both or times(made, side, to, leaks=leaks and may_be_infinite(side))
 
@@ -148,8 +215,8 @@ def _only_reader(value: Value) -> Op | None:
     """The sum that alone reads a value, or what is multiplied by it; None if there is none."""
     while len(value.uses) == 1:
         (user,) = value.users
-        sums = user.name == "dot_general" and numbers_of(user)[0][0]
-        if sums or user.name not in PICKING:
+        sums = user.name in REDUCTIONS or user.name == "dot_general"
+        if user.name not in PICKING or (sums and picked(user.result) is None):
             return user
         value = user.result
     return None

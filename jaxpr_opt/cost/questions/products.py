@@ -28,6 +28,10 @@ class Picking(Protocol):
     def numbers(self) -> int:
         """How many numbers are moved."""
 
+    @property
+    def ops(self) -> int:
+        """How many ops that takes, beside reading."""
+
 
 class ProductQuestions(Prices):
     """Products of matrices, or reads and sums of rows instead."""
@@ -48,6 +52,7 @@ class ProductQuestions(Prices):
         """
         width = ops[0].result.dtype.itemsize
         seconds = self.picking(rows, width, ()) + self.moved(looked)
+        seconds += self.doubtful(self.started(rows.ops))
         is_less = width * rows.made <= sum(op.result.nbytes for op in ops) + unmade
         return is_less and seconds < sum(map(self.repeated_apart, ops)) + self.moved(unmade)
 
