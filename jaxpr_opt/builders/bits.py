@@ -17,11 +17,13 @@ from jaxpr_opt.ir.rewriter import Rewriter
 BITS = jnp.dtype(jnp.uint16)
 """The type of the bits of one number."""
 
+_CAST = "bitcast_convert_type"
+
 
 def bits_behind(number: Value) -> Value | None:
     """The bits that a value of bfloat16 is made of; None if it is computed otherwise."""
     op = number.op
-    if op is None or op.name != "bitcast_convert_type" or number.dtype != jnp.bfloat16:
+    if op is None or op.name != _CAST or number.dtype != jnp.bfloat16:
         return None
     return op.operands[0] if op.operands[0].dtype == BITS else None
 
@@ -94,12 +96,13 @@ def choose_bits(cond: Cond, old: Outcome, rw: Rewriter) -> None:
 
 def _read_bits(number: Value, bits: Value, before: Op, rw: Rewriter) -> None:
     """Let what reads the numbers read them of the bits, and what reads their bits these."""
-    for user in number.users:
-        if user.name == "bitcast_convert_type" and user.result.dtype == BITS:
-            rw.replace(user.result, bits)
-            rw.erase(user)
-    if number.uses:
-        rw.replace(number, _numbers(bits, number, before, rw))
+    of_bits = [op for op in number.users if op.name == _CAST and op.result.dtype == BITS]
+    if len(of_bits) < len(number.users):
+        made = _numbers(bits, number, before, rw)
+        rw.replace(number, made, lambda use: use.op not in of_bits)
+    for op in of_bits:
+        rw.replace(op.result, bits)
+        rw.erase(op)
 
 
 def _added(op: Op, array: jax.Array, index: jax.Array, update: jax.Array) -> jax.Array:

@@ -134,6 +134,16 @@ def nested(c, xs):
     return lax.scan(lambda c, x: (lax.fori_loop(0, 2, lambda i, c: write(c, x, i), c), None), c, xs)
 
 
+def nested_and_stacked(c, xs):
+    """What the inner loop hands on is stacked, and carried."""
+
+    def step(c, x):
+        c = lax.fori_loop(0, 2, lambda i, c: write(c, x, i), c)
+        return c, c
+
+    return lax.scan(step, c, xs)[1]
+
+
 def swapped(a, b, x):
     def step(ab, _):
         return (ab[1], write(ab[0], x, 1)), None
@@ -158,6 +168,7 @@ def read_elsewhere(c, x):
         (in_a_branch, ("bf16[5,3]", "bf16[4,3]", "bool[4]"), 1),
         (in_a_while, ("bf16[5,3]", "bf16[1,3]"), 1),
         (nested, ("bf16[5,3]", "bf16[4,1,3]"), 2),
+        (nested_and_stacked, ("bf16[5,3]", "bf16[4,1,3]"), 2),
         (swapped, ("bf16[5,3]", "bf16[5,3]", "bf16[1,3]"), 2),
         (streamed, ("bf16[3]", "bf16[4,3]"), 0),
         (read_elsewhere, ("bf16[5,3]", "bf16[1,3]"), 1),
