@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 from jax import lax
@@ -54,8 +55,20 @@ def product_of_shared(product: Op, position: int, number: int, rw: Rewriter) -> 
     factor = operands[position]
     kept = [axis for axis in range(len(factor.shape)) if axis != axes[position]]
     operands[position] = one_row(factor, kept, rw, before=product)
-    if position == 0 and len(operands[1].shape) == len(contracted[1]) + len(batch[1]):
-        # Vectors times a matrix come out batch by batch, a matrix times vectors does not.
-        params, ins, operands = swapped(params), ins[::-1], operands[::-1]
-    batched = jax.vmap(partial(bound, product, params=params), in_axes=ins, out_axes=number)
+    by_rows = partial(bound, product, params=params)
+    if position == 0:
+        # A factor with a batch comes out batch by batch only where it is the first.
+        ins, operands = ins[::-1], operands[::-1]
+        free = len(operands[1].shape) - len(contracted[0]) - len(left[0])
+        by_rows = partial(_turned, product, swapped(params), len(left[0]), free)
+    batched = jax.vmap(by_rows, in_axes=ins, out_axes=number)
     return rw.typed(batched, product.result.aval, *operands, before=product)
+
+
+def _turned(product: Op, params: dict[str, Any], batch: int, free: int, *factors: Any) -> Any:
+    """A product of factors that have changed places, with its axes as they were: the last ones,
+    which are of the second factor alone, come after those of the batch.
+    """
+    made = bound(product, *factors, params=params)
+    axes, end = range(made.ndim), made.ndim - free
+    return lax.transpose(made, [*axes[:batch], *axes[end:], *axes[batch:end]])

@@ -144,6 +144,32 @@ def test_small_products_stay():
     alone(SHARE, PRODUCTS["the matrix first"], "f32[3,4]", "f32[4,4]", fires=False)
 
 
+def test_a_matrix_times_matrices():
+    """The factor with the batch comes first, and two axes of the result change places."""
+
+    def program(x, w):
+        return jax.vmap(lambda x, w: w.T @ x)(x, copies(w))
+
+    args = f"f32[3,{DEEP},5]", f"f32[{DEEP},{WIDE}]"
+    graph = alone(SHARE, program, *args, fires=True)
+    (product,) = (op for op in graph.walk() if op.name == "dot_general")
+    assert product.operands[0].shape == (3, DEEP, 5)
+    assert product.result.shape == (3, 5, WIDE)
+
+
+@pytest.mark.parametrize(
+    ("program", "x", "w"),
+    [
+        (lambda x, w: copies(x) @ w, f"f32[5,{DEEP}]", f"f32[3,{DEEP},{WIDE}]"),
+        (lambda x, w: copies(x) @ w.mT, f"f32[5,{DEEP}]", f"f32[3,{4 * DEEP},{DEEP}]"),
+        (lambda x, w: w.mT @ copies(x), f"f32[5,{4 * DEEP}]", f"f32[3,5,{DEEP}]"),
+    ],
+)
+def test_few_rows_times_a_matrix_for_each_row_of_the_batch(program, x, w):
+    """The matrices would be read across their rows, the result be moved, or written for longer."""
+    check_refuses(SHARE, program, x, w, because="no longer than a product of matrices")
+
+
 def convolved(x, w, groups=1, **options):
     """A convolution of one picture, channels last."""
     numbers = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": groups}

@@ -56,11 +56,15 @@ class ProductQuestions(Prices):
         is_less = width * rows.made <= sum(op.result.nbytes for op in ops) + unmade
         return is_less and seconds < sum(map(self.repeated_apart, ops)) + self.moved(unmade)
 
-    def is_less_without_copies(self, copies: float) -> bool:
+    def is_less_without_copies(
+        self, copies: float, turned: float = 0, moved: float = 0, made: float = 0
+    ) -> bool:
         """Whether reading so many bytes of copies of a factor takes clearly longer than starting a
-        product of matrices.
+        product of matrices, which reads another factor of so many bytes across its rows, and moves
+        so many bytes of the result; and no less than writing the result.
         """
-        return self.moved(copies) > self.doubtful(self.started(1) + self.device.library)
+        spared = self.moved(max(0, copies - turned / 2 - moved))
+        return copies >= made and spared > self.doubtful(self.started(1) + self.device.library)
 
     def rows_computed(self, parts: Mapping[Op, float], factors: int) -> float:
         """Seconds to compute such parts of what ops make, one core in a step, from factors of so
