@@ -24,6 +24,9 @@ from jaxpr_opt.ir.rewriter import Rewriter
 Part = tuple[jax.Array, tuple[int, ...]]
 """An array, and the axis of what is summed that each of its axes is."""
 
+Numbers = Mapping[int, Part]
+"""The place of each row along axes along which there is one."""
+
 SCATTERS: Mapping[str, Callable[..., jax.Array]] = {
     "add": lax.scatter_add, "max": lax.scatter_max, "min": lax.scatter_min, "or": lax.scatter_max,
 }  # fmt: skip
@@ -64,31 +67,39 @@ class SumOfPlaces:
     @cached_property
     def rows(self) -> tuple[int, ...]:
         """The axes along which each row is written to a place of its own."""
-        return tuple(sorted({d for p in self.written for d in p.number.axes}))
+        return tuple(sorted(self.sum.picked.rows(p.axis for p in self.written)))
 
     @property
     def is_read(self) -> bool:
         """Whether each number of the result is one number of the factors."""
         return not self.written and self.sum.summed <= self.sum.picked.axes
 
-    def factors(self, sources: Sequence[jax.Array]) -> list[Part]:
+    def factors(self, values: Sequence[jax.Array], numbers: Numbers) -> list[Part]:
         """Each factor at the places, without the axes along which there is one place."""
-        picked = self.sum.picked
-        numbers, values = sources[: len(picked.places)], sources[len(picked.places) :]
         found = []
-        for factor, value in zip(picked.factors, values, strict=True):
+        for factor, value in zip(self.sum.picked.factors, values, strict=True):
             part = self.at_places((_without_ones(value), factor.source.axes), numbers)
             found.append((~part[0], part[1]) if factor.negated else part)
         return found
 
-    def at_places(self, part: Part, numbers: Sequence[jax.Array]) -> Part:
+    def numbers(self, sources: Sequence[jax.Array]) -> Numbers:
+        """The number of each row along the axis of each place."""
+        picked, found = self.sum.picked, dict[int, Part]()
+        left = list(zip(picked.places, sources, strict=False))
+        while left:
+            place, source = left.pop(0)
+            axes = place.number.axes
+            if picked.axes & {*axes} <= found.keys():
+                number, its = self.at_places((_without_ones(source), axes), found)
+                found[place.axis] = self._number(place, number), its
+            else:
+                left.append((place, source))
+        return found
+
+    def at_places(self, part: Part, numbers: Numbers) -> Part:
         """What an array holds at the places; 0 where a place is out of range."""
         value, axes = part
-        at = {
-            place.axis: (self._number(place, number), place.number.axes)
-            for place, number in zip(self.sum.picked.places, numbers, strict=True)
-            if place.axis in axes
-        }
+        at = {d: numbers[d] for d in axes if d in numbers}
         if not at:
             return part
         rows = sorted({d for _, its in at.values() for d in its})
@@ -98,29 +109,29 @@ class SumOfPlaces:
             value = lax.transpose(value, [axes.index(d) for d in (*along, *windows)])
             axes = (*along, *windows)
         indices = self._indices(rows, [at.get(d) or self._all(d) for d in along])
-        numbers_ = lax.GatherDimensionNumbers(
+        dims = lax.GatherDimensionNumbers(
             tuple(range(len(rows), len(rows) + len(windows))),
             tuple(sorted(axes.index(d) for d in along)),
             tuple(axes.index(d) for d in along),
         )
         sizes = [1 if d in along else n for d, n in zip(axes, value.shape, strict=True)]
         mode = lax.GatherScatterMode.FILL_OR_DROP
-        row = lax.gather(value, indices, numbers_, sizes, mode=mode, fill_value=0)
+        row = lax.gather(value, indices, dims, sizes, mode=mode, fill_value=0)
         return row, (*rows, *windows)
 
-    def finished(self, parts: Iterable[Part], sources: Sequence[jax.Array]) -> jax.Array:
+    def finished(self, parts: Iterable[Part], numbers: Numbers) -> jax.Array:
         """The product of parts, summed up, and added to zeros at places of the result."""
         picked, shape, combine = self.sum.picked, self.sum.shape, self.sum.combine
         free = [d for d in range(len(shape)) if d not in picked.axes]
         layout = [*self.rows, *(d for d in free if d not in self.rows)]
         neutral = jnp.asarray(picked.elsewhere, self.dtype)
         value = self._product(parts, layout)
-        for mask in self._in_range(sources):
+        for mask in self._in_range(numbers):
             value = jnp.where(self.spread(mask, layout), value, neutral)
         summed = [at for at, d in enumerate(layout) if d in self.sum.summed and d not in self.rows]
         if summed:
             value = REDUCED[combine](value, tuple(summed)).astype(self.dtype)
-        return self._written(value, neutral, sources) if self.written else value
+        return self._written(value, neutral, numbers) if self.written else value
 
     def _product(self, parts: Iterable[Part], layout: list[int]) -> jax.Array:
         """The product of parts, as large as what has these axes."""
@@ -130,21 +141,15 @@ class SumOfPlaces:
             laid.insert(0, self.spread((jnp.asarray(number, self.dtype), ()), layout))
         return reduce(lax.bitwise_and if self.dtype == bool else lax.mul, laid)
 
-    def _written(
-        self, rows: jax.Array, neutral: jax.Array, sources: Sequence[jax.Array]
-    ) -> jax.Array:
+    def _written(self, rows: jax.Array, neutral: jax.Array, numbers: Numbers) -> jax.Array:
         """Rows that are combined with the neutral element at places of the result."""
-        at = {
-            place.axis: (self._number(place, number), place.number.axes)
-            for place, number in zip(self.sum.picked.places, sources, strict=False)
-            if place in self.written
-        }
+        at = {place.axis: numbers[place.axis] for place in self.written}
         at |= {d: self._all(d) for d in self.rows if d in self.kept}
         windows = [d for d in self.kept if d not in at]
         # Places first: then a window is a row of memory.
         made = [*sorted(at), *windows]
         places, first = tuple(made.index(d) for d in at), len(self.rows)
-        numbers = lax.ScatterDimensionNumbers(
+        dims = lax.ScatterDimensionNumbers(
             tuple(range(first, first + len(windows))), tuple(sorted(places)), places
         )
         around = self.spread((neutral, ()), made)
@@ -152,36 +157,34 @@ class SumOfPlaces:
             around, rows = (v.astype(np.int8) for v in (around, rows))
         indices = self._indices(list(self.rows), list(at.values()))
         mode = lax.GatherScatterMode.FILL_OR_DROP
-        added = SCATTERS[self.sum.combine](around, indices, rows, numbers, mode=mode)
+        added = SCATTERS[self.sum.combine](around, indices, rows, dims, mode=mode)
         return lax.transpose(added, [made.index(d) for d in self.kept]).astype(self.dtype)
 
-    def _in_range(self, sources: Sequence[jax.Array]) -> Iterable[Part]:
+    def _in_range(self, numbers: Numbers) -> Iterable[Part]:
         """Of places that are summed up, if no factor is zero out of range: whether there is one."""
         picked = self.sum.picked
         zeros = {d for f in picked.factors if not f.negated for d in f.source.axes}
         multiplied = len(picked.factors) == 1 or all(f.leaks for f in picked.factors)
         read = zeros if self.sum.combine == "add" and multiplied else set()
-        for place, number in zip(picked.places, sources, strict=False):
-            if place.axis in self.sum.summed and place.axis not in read:
-                at = self._number(place, number)
-                size = dtypes.wrapped(at.dtype, self.sum.shape[place.axis])
-                yield (at >= 0) & (at < size), place.number.axes
+        for axis, (at, axes) in numbers.items():
+            if axis in self.sum.summed and axis not in read:
+                size = dtypes.wrapped(at.dtype, self.sum.shape[axis])
+                yield (at >= 0) & (at < size), axes
 
-    def first(self, axes: Sequence[int], sources: Sequence[jax.Array]) -> Part:
+    def first(self, axes: Sequence[int], numbers: Numbers) -> Part:
         """Whether a place is the first one of all that are the same along some axes."""
         picked, shape = self.sum.picked, self.sum.shape
-        others = sorted({d for p in picked.places for d in p.number.axes if d not in axes})
+        others = sorted(picked.rows(picked.axes) - {*axes})
         layout, count = [*others, *axes], prod(shape[d] for d in axes)
         rows = [shape[d] for d in others]
         same = jnp.tri(count, k=-1, dtype=bool)
-        for place, number in zip(picked.places, sources, strict=False):
-            at = self.spread((self._number(place, number), place.number.axes), layout)
+        for number in numbers.values():
+            at = self.spread(number, layout)
             at = lax.reshape(at, [*rows, count])
             same = same & (at[..., :, None] == at[..., None, :])
         return lax.reshape(~jnp.any(same, -1), [shape[d] for d in layout]), tuple(layout)
 
     def _number(self, place: Place, number: jax.Array) -> jax.Array:
-        number = _without_ones(number)
         if place.most is not None:
             number = jnp.clip(number, 0, dtypes.wrapped(number.dtype, place.most))
         if place.offset:
@@ -209,7 +212,8 @@ class SumOfPlaces:
 
 
 def _without_ones(array: jax.Array) -> jax.Array:
-    return lax.reshape(array, [n for n in array.shape if n != 1])
+    long = [n for n in array.shape if n != 1]
+    return array if len(long) == array.ndim else lax.reshape(array, long)
 
 
 @dataclass(frozen=True)
@@ -235,14 +239,15 @@ class OrNan:
         """The sum."""
         picked = self.sum.sum.picked
         sources, seen = operands[: len(picked.sources)], operands[len(picked.sources) :]
-        parts, values = self.sum.factors(sources), sources[len(picked.places) :]
-        made = self.sum.finished(parts, sources).astype(self.dtype)
+        numbers, values = self.sum.numbers(sources), sources[len(picked.places) :]
+        parts = self.sum.factors(values, numbers)
+        made = self.sum.finished(parts, numbers).astype(self.dtype)
         every = zip(picked.factors, parts, values, strict=True)
         leaking = [each for each in every if each[0].leaks]
 
         def repaired(made: jax.Array, counts: Iterable[jax.Array]) -> jax.Array:
             for (factor, part, _), count in zip(leaking, counts, strict=True):
-                others = self._others(factor, part, count, sources)
+                others = self._others(factor, part, count, numbers)
                 made = jnp.where(others, jnp.asarray(np.nan, made.dtype), made)
             return made
 
@@ -256,17 +261,15 @@ class OrNan:
         repairs: jax.Array = lax.cond(unsafe, counted, lambda made: made, made)
         return repairs
 
-    def _others(
-        self, factor: Factor, part: Part, count: jax.Array, sources: Sequence[jax.Array]
-    ) -> jax.Array:
+    def _others(self, factor: Factor, part: Part, count: jax.Array, numbers: Numbers) -> jax.Array:
         """Whether more numbers of a factor are not finite than those at the places."""
         value, axes = part
         alone = replace(self.sum.sum.picked, factors=(factor,), number=1)
         places = SumOfPlaces(replace(self.sum.sum, picked=alone), np.dtype(np.int32))
         parts = [(~lax.is_finite(value), axes)]
         if factor.outside:
-            parts.append(self.sum.first(sorted(factor.outside), sources))
-        own = places.finished(parts, sources)
+            parts.append(self.sum.first(sorted(factor.outside), numbers))
+        own = places.finished(parts, numbers)
         return NotFinite(factor, self.sum).in_result(count) > own
 
 

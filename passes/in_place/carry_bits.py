@@ -89,9 +89,9 @@ class CarryBits(Pass[Written]):
             if _is_converted(array) and bits_behind(array) is None:
                 says = f"rows of {array.label} are bits: XLA need not convert all of it"
                 yield Written(op, says, of, about=array)
-        for array, of in _handed_on(op):
+        for array, way in _handed_on(op):
             if converts_as_written(array) and bits_behind(array) is not None:
-                yield Written(op, f"the bits of {array.type} are handed on", of)
+                yield Written(op, f"the bits of {array.type} are handed on", way)
 
     def refuse(self, match: Written) -> str | None:
         op = match.op

@@ -60,8 +60,7 @@ def test_a_network_over_characters():
                 e:bool[6] = eq i x
                 c1:f32[6] = convert_element_type e
           -     d:f32[4] = dot_general c1 w
-          +     r1:i32[] = reshape x
-          +     s:i32[1] = stack[axis=0] r1
+          +     s:i32[1] = stack[axis=0] x
           +     g:f32[4] = gather[offset_dims=(0,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 4), mode=fill_or_drop, fill_value=0] w s
           +     i1:bool[4] = is_finite g
           +     n:bool[4] = not i1
@@ -154,6 +153,12 @@ def both(ids, other=CLUSTERS):
     return hot(ids)[..., :, None] * hot(other)[..., None, :]
 
 
+def queue(ids):
+    """In the row of each, where its number stands: the how manieth of that number it is, else 0."""
+    is_its = jax.nn.one_hot(ids, N, dtype=jnp.int32)
+    return jnp.cumsum(is_its, 0) * is_its
+
+
 def three(ids):
     """Three numbers a row, of which some are the same."""
     return jnp.stack([ids, jnp.roll(ids, 1), ids // 2], 1)
@@ -215,6 +220,26 @@ SUMS = {
         "tec,ecd->td",
         jnp.einsum("tk,tkec->tec", WEIGHTS, both(three(ids), three(CLUSTERS))),
         w[:, None] * w[None],
+    ),
+    "places in a queue": lambda w, ids: jnp.einsum(
+        "tec,td->ecd", jax.nn.one_hot(queue(ids) - 1, 3), keep(w, ids)
+    ),
+    "of those that come first": lambda w, ids: jnp.einsum(
+        "tec,td->ecd",
+        hot(ids)[:, :, None]
+        * jax.nn.one_hot(jnp.where(queue(ids) <= 2, queue(ids), np.int32(0)) - 1, 3),
+        keep(w, ids),
+    ),
+    "from places in a queue": lambda w, ids: jnp.einsum(
+        "tec,ecd->td", jax.nn.one_hot(queue(ids) - 1, N), w[:, None] * jnp.ones((1, N, 1))
+    ),
+    "a queue from its second place on": lambda w, ids: jnp.einsum(
+        "tec,te->c", jax.nn.one_hot(queue(ids), 3), keep(w, ids) @ w.T
+    ),
+    "two queues": lambda w, ids: jnp.einsum(
+        "tkec,td->ecd",
+        jax.nn.one_hot(jnp.stack([queue(ids), queue(CLUSTERS)], 1) - 1, 3),
+        keep(w, ids),
     ),
     "integers": lambda w, ids: hot(ids).astype(int).T @ jnp.nan_to_num(keep(w, ids)).astype(int),
 }  # fmt: skip

@@ -7,7 +7,8 @@ is not zero where `e` is the expert of token `t`, and `c` the place that the tok
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from jaxpr_opt.analysis.values.float_bounds import is_finite
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.coinciding import CLAMPS
-from jaxpr_opt.analysis.windows.one_hot import Chosen, chosen
+from jaxpr_opt.analysis.windows.one_hot import Chosen, OneHot, chosen
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,
@@ -58,6 +59,7 @@ class Place:
     axis: int
     number: Source
     offset: int
+    """The number may be one at the place along another axis."""
     most: int | None = None
     """If numbers are clamped before that: the greatest one."""
 
@@ -93,6 +95,12 @@ class Picked:
     def axes(self) -> frozenset[int]:
         """The axes along which there is one place."""
         return frozenset(place.axis for place in self.places)
+
+    def rows(self, axes: Iterable[int]) -> frozenset[int]:
+        """The axes along which rows differ in what they read of an array with these axes."""
+        at = {place.axis: place.number.axes for place in self.places}
+        numbers = frozenset(e for d in axes for e in at.get(d, (d,)))
+        return self.rows(numbers) if numbers & self.axes else numbers
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -183,9 +191,16 @@ def _product(factors: Sequence[Value], maps: Sequence[Mapping[int, int]]) -> Pic
 
 
 def merged(one: Picked, two: Picked) -> Picked | None:
-    """What is picked by both, along other axes, each of which leaves the places of the other be."""
-    read = {d for each in (one, two) for p in each.places for d in p.number.axes}
-    if one.axes & two.axes or read & (one.axes | two.axes) or (one.inner and two.inner):
+    """What is picked by both, along other axes, each of which leaves the places of the other be; or
+    at the same place.
+    """
+    places = {p.axis: p for p in (*one.places, *two.places)}
+    for each in (one, two):
+        others = places.keys() - each.axes
+        same = all(places[p.axis] == p for p in each.places)
+        if not same or any(others & {*p.number.axes} for p in each.places):
+            return None
+    if one.inner and two.inner:
         return None
     outside = frozenset(-1 - d for d in range(len(one.inner or two.inner)))
     factors = tuple(
@@ -193,8 +208,8 @@ def merged(one: Picked, two: Picked) -> Picked | None:
         for each in (one, two)
         for f in each.factors
     )
-    places = (*one.places, *two.places)
-    return Picked(places, factors, one.number * two.number, inner=one.inner or two.inner)
+    number, inner = one.number * two.number, one.inner or two.inner
+    return Picked(tuple(places.values()), factors, number, inner=inner)
 
 
 def times(
@@ -237,11 +252,53 @@ def _chosen(found: Chosen | None, array: Value) -> Picked | None:
     mask = found.mask
     here = uniform(found.here) if isinstance(found.here, Value) else found.here
     place = Place(mask.axis, Source(mask.number, mask.rows), mask.offset)
-    alone = Picked((place,), (), 1 if here is None else here, found.elsewhere)
+    places = (*_where_in_range(mask, array.shape[mask.axis]), place)
+    alone = Picked(places, (), 1 if here is None else here, found.elsewhere)
     if here is not None:
         return alone
     same = dict(enumerate(range(len(array.shape))))
     return replace(alone, factors=(_factor(found.here, same, leaks=False),))
+
+
+def _where_in_range(mask: OneHot, size: int) -> tuple[Place, ...]:
+    """The places along other axes at which alone the number of a mask is one of so many places."""
+    found = _but_at(mask.number)
+    if found is None or 0 <= found[1] - mask.offset < size:
+        return ()
+    return tuple(
+        replace(p, axis=mask.rows[p.axis], number=p.number.moved(dict(enumerate(mask.rows))))
+        for p in found[0]
+    )
+
+
+def _but_at(number: Value) -> tuple[tuple[Place, ...], int] | None:
+    """The places but at which an array of integers is always the same one, and that."""
+    if not dtypes.is_integer(number.dtype):
+        return None
+    found = picked(number)
+    if found is not None and not found.inner and not _is_chained(found):
+        return found.places, int(found.elsewhere)
+    op = number.op
+    if op is None or op.name not in _SHIFTING:
+        return None
+    numbers = [uniform(v) for v in op.operands]
+    known = [each for each in numbers if each is not None]
+    inside = [_but_at(v) for v, each in zip(op.operands, numbers, strict=True) if each is None]
+    if op.name == "select_n":
+        known, inside = known[:1], inside[-1:]
+    if len(known) != 1 or len(inside) != 1 or inside[0] is None:
+        return None
+    places, elsewhere = inside[0]
+    if op.name == "select_n":
+        return (places, elsewhere) if elsewhere == known[0] else None
+    if op.name == "sub" and numbers[1] is None:
+        return None
+    shifted = _SHIFTING[op.name](elsewhere, int(known[0]))
+    return (places, shifted) if dtypes.holds(number.dtype, shifted) else None
+
+
+def _is_chained(found: Picked) -> bool:
+    return any(found.axes & {*p.number.axes} for p in found.places)
 
 
 def _streamed(stacked: Picked | None, loop: Scan) -> Picked | None:
@@ -363,6 +420,13 @@ def _diagonal(table: Value) -> int | None:
             offsets[each.strides] = each.offset
     # Condition 1 of read-one-hot-rows.
     return offsets[0, 1] - offsets[1, 0] if offsets.keys() == {(1, 0), (0, 1)} else None
+
+
+_SHIFTING: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "select_n": operator.add,
+    "sub": operator.sub,
+}
 
 
 PICKING: Mapping[str, Callable[[Op], Picked | None]] = {

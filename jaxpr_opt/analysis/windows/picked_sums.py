@@ -6,7 +6,7 @@ that is a factor, ``(x @ w)`` of ``sum((x @ w) * one_hot(a), 1)``, may be made a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -44,7 +44,7 @@ class PickedSum:
     @property
     def windows(self) -> int:
         """How many windows are read or written."""
-        read = {d for p in self.picked.places for d in p.number.axes}
+        read = self.picked.rows(self.picked.axes)
         is_written = not self.picked.axes <= self.summed
         return prod(self.shape[d] for d in read) * (1 + is_written)
 
@@ -84,9 +84,8 @@ class PickedSum:
     @property
     def _read(self) -> int:
         """How many numbers are read at the places."""
-        at = {p.axis: set(p.number.axes) for p in self.picked.places}
         read = [
-            {e for d in f.source.axes for e in at.get(d, {d})}
+            self.picked.rows(f.source.axes)
             for f in self.picked.factors
             if not self.picked.axes.isdisjoint(f.source.axes)
         ]
@@ -157,25 +156,24 @@ def is_read_at_places(op: Op) -> bool:
     end = _only_reader(op.result)
     if end is not None and (found := _sum_at(end)) is not None and op in found.opened:
         return True
-    if picked(op.result) is None:
-        return False
-    ends = list(_readers(op.result))
-    return bool(ends) and all(
-        (found := _sum_at(end)) is not None and pays(end, found) for end in ends
-    )
+    return picked(op.result) is not None and _are_at_places(op.result)
+
+
+def _are_at_places(value: Value) -> bool:
+    """Whether all that reads what is picked does so at places only, or makes the like of it."""
+
+    def is_at_places(user: Op) -> bool:
+        found = _sum_at(user)
+        if found is not None and pays(user, found):
+            return True
+        is_alike = user.name in PICKING and picked(user.result) is not None
+        return is_alike and _are_at_places(user.result)
+
+    return bool(value.uses) and all(map(is_at_places, value.users))
 
 
 def _sum_at(op: Op) -> PickedSum | None:
     return picked_sum(op) if op.name in REDUCTIONS or op.name == "dot_general" else None
-
-
-def _readers(value: Value) -> Iterator[Op]:
-    """The ops that read what is picked, but do not make another picked array of it."""
-    for user in value.users:
-        if user.name in PICKING and picked(user.result) is not None:
-            yield from _readers(user.result)
-        else:
-            yield user
 
 
 def _opened(found: PickedSum, op: Op) -> PickedSum | None:
