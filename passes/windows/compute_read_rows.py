@@ -85,7 +85,7 @@ class ComputeReadRows(Pass[RowsOfAnArray]):
     def find(self, op: Op) -> Iterator[RowsOfAnArray]:
         array = op.operands[0]
         is_first = op is next(iter(array.uses)).op
-        if not is_first or selection(op) is None or not op.result.uses:
+        if not is_first or selection(op) is None or not op.result.uses or not op.result.nbytes:
             return
         reads = reads_of_rows(array)  # (1, 2, 3)
         if reads:

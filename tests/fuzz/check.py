@@ -289,8 +289,17 @@ def difference(
             if rounds:
                 same |= close(a, b)
         if not np.all(same):
-            return f"output {index} is wrong: it was\n{a}\nand is\n{b}"
+            return f"output {index} is wrong{_error(a, b)}: it was\n{a}\nand is\n{b}"
     return None
+
+
+def _error(a: Any, b: Any) -> str:
+    """How far apart finite numbers are: loops that amplify rounding show in double precision."""
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
+        return ""
+    finite = np.isfinite(a) & np.isfinite(b)
+    apart, largest = (np.max(np.abs(x), where=finite, initial=0) for x in (a - b, a))
+    return f" by {apart / largest if largest else apart:.2g} of the largest"
 
 
 def _array(x: Any) -> Any:

@@ -21,6 +21,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     "buffers.buffer": {
         "without: or use.position != 0": "what is written elsewhere as a whole is no few rows",
     },
+    "carry_mapped_rows.CarryMappedRows.find": {
+        "always: is_sized((op.length,))": "where an answer depends on a symbol, a place is left",
+    },
     "counterparts.counterparts": {
         "without: and _is_small(op)": "saves time: large values would be made on both sides",
     },
@@ -68,10 +71,30 @@ HARMLESS: dict[str, dict[str, str]] = {
         "all, not only if write.op.result is value": _LESS,
         "without: or is_same_window(user, write.op)": _LESS,
     },
+    "mapped_carries._has_rows": {
+        "without: or axis is None": "no axis of what is repeated becomes none",
+    },
+    "mapped_carries.written_rows": {
+        "without: and place is not None": "of a whole number limits are known",
+    },
+    "mapped_carries._writes": {
+        "without: or op.region is not scan.body": "outside is no write to the carry",
+        "without: or len(writes) > limits.WRITES_IN_A_ROW": "saves time",
+    },
     "moves.keeps_order": {
         "never: op.name == 'broadcast_in_dim'": _LESS,
         "never: op.name == 'squeeze'": _LESS,
         "without: and len(op.operands) == 1": "other operands are sizes that only the run knows",
+    },
+    "multiply_repeated_rows.MultiplyRepeatedRows.find": {
+        "without: or not op.result.uses": "what nobody reads is removed",
+    },
+    "multiply_repeated_rows.MultiplyRepeatedRows.refuse": {
+        "without: and is_added or found.sums": _LESS,
+    },
+    "repeated_parts._read_part": {
+        "without: or read is None": "what no op makes is read of no table",
+        "without: or part.repeated": "rows that are the same are multiplied once, read or not",
     },
     "row_views.PlaceInArray.after": {
         "without: and op.name == 'dynamic_update_slice'": "no other op writes its second operand",
@@ -138,6 +161,9 @@ HARMLESS: dict[str, dict[str, str]] = {
     },
     "selected_cases.case_within": {
         "without: and known is not None": "of a selector at least the limits of its type are known",
+    },
+    "summed_rows._summed": {
+        "without: and known": "what is the same at all places has no rows in order",
     },
     "skipped_steps.select_kept": {
         "without: or plain.keeps(carry)": "what is selected is kept anyway",

@@ -234,12 +234,6 @@ def test_rows_at_no_place(mode):
             ),
             ["f32[64,48]", "f32[64,32]", "i32[64,32,1]", "f32[64,32,48]"],
         ),
-        "beside rows at other places": (  # (2)
-            lambda h, k, i, g: add(
-                h, i, lax.dot_general(g, read(k, i), (((2,), (3,)), ((0, 1), (1, 0))))
-            ),
-            ["f32[16,8]", "f32[16,8,8]", "i32[32,32,1]", "f32[32,32,8]"],
-        ),
         "mixed": (  # (2)
             lambda h, i, x: add(h, i, x @ read(h, i)),
             ["f32[64,48]", "i32[2048,1]", "f32[2048,2048]"],
@@ -260,6 +254,10 @@ def test_rows_at_no_place(mode):
             lambda c, i, g, w: add(c, i, g @ w),
             ["f32[4000,48]", "i32[2048,1]", "f32[2048,48]", "f32[48,48]"],
         ),
+        "at no place": (
+            lambda c, i, g, w: add(c, i, g @ w),
+            ["f32[64,48]", "i32[0,1]", "f32[0,48]", "f32[48,48]"],
+        ),
         "arithmetic": (
             lambda c, i, g: add(c, i, g * 2.0),
             ["f32[64,48]", "i32[2048,1]", "f32[2048,48]"],
@@ -276,6 +274,12 @@ def test_what_is_not_found(program, types):
         "of another table": (
             lambda h, i, x: add(h, 0 * i, x @ (y := read(h, i)) + y),
             ["f32[64,48]", "i32[2048,1]", "f32[2048,2048]"],
+        ),
+        "beside rows at other places": (  # (2)
+            lambda h, k, i, g: add(
+                h, i, lax.dot_general(g, read(k, i), (((2,), (3,)), ((0, 1), (1, 0))))
+            ),
+            ["f32[16,8]", "f32[16,8,8]", "i32[32,32,1]", "f32[32,32,8]"],
         ),
         "the same for all rows": (
             lambda h, i, x: add(h, i, (x @ (y := jnp.broadcast_to(h[0], (128, 128)))) * y),

@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 
 from jaxpr_opt import explain, optimize
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.carry_mapped_rows import CarryMappedRows
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone
 from tests.graphs import scans
 from tests.loops import alone, memory
 
@@ -266,7 +267,12 @@ def repeated_for_frames(table, w, places):
     return lax.scan(step, table, places)
 
 
+def in_a_batch_of_one(table, w, places):
+    return jax.vmap(lambda table: scattered(table, w, places))(table[None])
+
+
 PROGRAMS = [
+    in_a_batch_of_one,
     perhaps_before, perhaps_behind, least_added, added, scattered, clipped, least, elements,
     columns, perhaps, twice, each_its_own, normalised, read_before_the_product, two_carries,
     at_two_places, entering_first, repeated_for_frames,
@@ -286,9 +292,8 @@ def test_rows_that_are_dropped(bounds):
         return lax.scatter(t, i[None], row, numbers, mode="drop")
 
     program = lambda table, w, places: slots(table, w, places, put=written)
-    table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
-    places = np.array([-3, 2, 9, -1, 7, 20], np.int32)
-    alone(CARRY, program, table, table[:, :2].reshape(4, 4)[:3], places, fires=True)
+    places = np.array([9, -3, 2, -1, 12, 7, 20, -8], np.int32)
+    alone(CARRY, program, *SPECS[:2], places, fires=True)
 
 
 def test_carries_that_are_read_apart():
@@ -386,6 +391,14 @@ def test_what_is_made_of_more_is_left_alone():
 
     for program in (mixed, with_step, other_rows, numbered, given):
         alone(CARRY, program, *SPECS, fires=False)
+
+
+def test_a_loop_of_symbolic_length_is_left_alone():
+    (n,) = export.symbolic_shape("n")
+    types = [jax.ShapeDtypeStruct(t, "float32") for t in ((8, 3), (3, 4))]
+    places = jax.ShapeDtypeStruct((n + 5,), "int32")
+    graph = import_jaxpr(jax.make_jaxpr(slots)(*types, places))
+    assert not run_alone((CARRY,), graph).record(CARRY.name, CARRY.cleanup).rewrites
 
 
 def test_what_costs_nothing_is_left_alone():

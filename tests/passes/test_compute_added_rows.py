@@ -4,11 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.compute_added_rows import ComputeAddedRows
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone
 from tests.loops import alone
 
 ADDED = ComputeAddedRows()
@@ -307,6 +309,41 @@ def test_by_what_rows_are_added(case):
     """(1)"""
     add, fires = ADDED_BY[case]
     alone(ADDED, backward(lambda *given: (given[1] @ add(*given))[:4]), *GIVEN, fires=fires)
+
+
+def added_to_zeros(rows, w, ids):
+    return (w @ jnp.zeros((w.shape[1], 16)).at[ids].add(rows))[:4]
+
+
+def test_rows_without_elements():
+    empty = lambda rows, w, ids: w[:4, :0] @ jnp.zeros((0, 16)).at[:0].add(rows[:0])
+    alone(ADDED, backward(empty), *GIVEN, fires=False)
+
+
+def test_rows_that_no_number_counts():
+    """(1) The shape is symbolic."""
+    (n,) = export.symbolic_shape("n")
+    types = [jax.ShapeDtypeStruct(t, "float32") for t in ((4, 16), (16, n + 500))]
+    ids = jax.ShapeDtypeStruct((4,), "int32")
+    graph = import_jaxpr(jax.make_jaxpr(backward(added_to_zeros))(*types, ids))
+    assert not run_alone((ADDED,), graph).record(ADDED.name, ADDED.cleanup).rewrites
+
+
+@pytest.mark.parametrize("axis", [None, "x"])
+def test_rows_on_devices(axis):
+    """(2, 3) A type says on which device what else is read is."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    where = NamedSharding(mesh, PartitionSpec(axis))
+    w = jax.device_put(np.ones((16, 512), np.float32), where)
+    with jax.set_mesh(mesh):
+        alone(
+            ADDED,
+            backward(lambda *given: jax.sharding.reshard(added_to_zeros(*given), PartitionSpec())),
+            GIVEN[0],
+            w,
+            GIVEN[2],
+            fires=axis is None,
+        )
 
 
 def test_rows_and_columns():

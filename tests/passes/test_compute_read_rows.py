@@ -569,3 +569,8 @@ def test_a_greedy_choice_computes_a_row_a_step():
     gradient = jax.jit(jax.grad(ours))
     assert_close(gradient(x), jax.grad(choose)(x))
     assert memory(gradient, x) < memory(jax.jit(jax.grad(choose)), x) / 8
+
+
+def test_rows_without_elements():
+    program = lambda x, w: jnp.tanh(x @ w)[3:5]
+    alone(READ, program, "f32[60,16]", "f32[16,0]", fires=False)

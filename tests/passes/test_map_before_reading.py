@@ -252,6 +252,9 @@ def test_both_ends_of_edges():
         "more rows than places": (
             lambda h, w, i: read(h, i) @ w, ["f32[4096,48]", "f32[48,48]", "i32[2048,1]"],
         ),
+        "at no place": (
+            lambda h, w, i: read(h, i) @ w, ["f32[64,48]", "f32[48,48]", "i32[0,1]"],
+        ),
         "arithmetic": (
             lambda h, w, i: read(h, i) * 2.0 + w, ["f32[64,48]", "f32[]", "i32[2048,1]"],
         ),

@@ -249,3 +249,11 @@ def test_the_mean_of_gradients(loss):
         assert f"f32[{whole}]" not in compiled.as_text()
     assert_close(compiled(*given), program(*given))
     assert np.isfinite(compiled(*given)["h"]).all()
+
+
+def test_a_batch_of_none():
+    def program(xs, ys):
+        step = lambda c, row: (c + jax.vmap(jnp.outer)(*row), None)
+        return jnp.sum(lax.scan(step, jnp.zeros((0, 64, 96)), (xs, ys))[0], 0)
+
+    alone(SUM, program, "f32[4,0,64]", "f32[4,0,96]", fires=False)

@@ -79,7 +79,7 @@ def added_rows(array: Value) -> AddedRows | None:
     chain = added(array)
     is_known = is_sized(array.shape) and not is_sharded(array) and array.region is not None
     # Conditions 1, 3 of compute-added-rows.
-    if not (chain.starts_at_zero and is_known and _is_wide(array)):
+    if not (chain.starts_at_zero and is_known and _is_wide(array) and array.size):
         return None
     counts = _counts(chain.links)
     if not counts:

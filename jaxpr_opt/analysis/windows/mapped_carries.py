@@ -22,7 +22,6 @@ from jaxpr_opt.analysis.windows.window_primitives import (
     indexed_axes,
     window_sizes,
 )
-from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.windows import windows_of
 from jaxpr_opt.ir.devices import is_sharded
@@ -266,7 +265,7 @@ def _change(write: Op, axis: int) -> Change | None:
         size = others[0].shape[axis]
         return Change(others[1 + axis], None, size) if size < array.shape[axis] else None
     # Condition 1 of carry-mapped-rows.
-    if axis not in indexed_axes(write) or numbers_of(write).operand_batching_dims:
+    if axis not in indexed_axes(write):
         return None
     if windows_of(write) != 1:
         return None

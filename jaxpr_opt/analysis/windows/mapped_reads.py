@@ -42,7 +42,7 @@ class Places:
     @property
     def share(self) -> float:
         """The rows of a table, and the one that is filled in, as a part of the places."""
-        return (self.rows + self.is_filled) / prod(self.shape)
+        return (self.rows + self.is_filled) / max(prod(self.shape), 1)
 
     @property
     def is_filled(self) -> bool:

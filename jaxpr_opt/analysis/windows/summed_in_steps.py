@@ -26,7 +26,8 @@ class SummedInSteps:
         """Bytes that a step no longer writes."""
         part = self.part
         row = part.value if isinstance(part, Stack) else part.carry.param
-        return int(row.nbytes - row.nbytes // prod(row.shape[a] for a in self.within(row).summed))
+        rows = prod(row.shape[a] for a in self.within(row).summed)
+        return int(row.nbytes - row.nbytes // max(rows, 1))
 
     def within(self, value: Value) -> Term:
         """The term that a value of a step is."""
