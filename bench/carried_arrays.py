@@ -29,6 +29,7 @@ from examples import (
     phases,
     ragged_writes,
     rollouts,
+    sent_tokens,
 )
 from examples import carried_slices as slices
 from examples import rare_lookups as rare
@@ -264,6 +265,13 @@ FAMILIES = [
         1024,
     ),
     Family("experts", dropped_work.routed, dropped_work.routed_by_hand, dropped_work.routes, 512),
+    Family(
+        "sent tokens",
+        sent_tokens.loss,
+        sent_tokens.loss_by_hand,
+        sent_tokens.arguments,
+        512,
+    ),
     Family("phases", phases.warm_up, phases.warm_up_by_hand, phases.arguments, 4096),
     Family(
         "phases that come round", phases.corrected, phases.corrected_by_hand, phases.arguments, 4096

@@ -90,6 +90,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "rows of a kernel": (QUADRATIC, LINEAR),
     "losses of few steps": (LINEAR, Powers(1, 1, 1, iteration=0)),
     "experts": (LINEAR, Powers(1, 1, 1, iteration=0)),
+    "sent tokens": (QUADRATIC, LINEAR),
     "phases": (LINEAR, LINEAR),
     "phases that come round": (LINEAR, LINEAR),
     "padded sequences": (LINEAR, Powers(1, 1, 1, iteration=1)),

@@ -293,7 +293,11 @@ class NotFinite:
         once = {*axes, *self.factor.outside}
         times = prod(self.sum.sum.shape[d] for d in self.sum.sum.summed if d not in once)
         count = _counted(value, along)
-        return count * np.int32(times) if times != 1 else count
+        if times == 1:
+            return count
+        most = np.int32(limits.COUNTED)  # more than there are at places
+        several = count * np.int32(min(times, limits.COUNTED))
+        return jnp.where(count > limits.COUNTED // times, most, several)
 
     def in_result(self, count: jax.Array) -> jax.Array:
         """The counts, as large as the result."""

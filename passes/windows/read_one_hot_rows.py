@@ -98,7 +98,9 @@ class ReadOneHotRows(Pass[PickedPlaces]):
             return "its numbers are not real"
         if is_divided(op) or any(map(is_sharded, op.operands)):
             return "its rows may be on several devices"
-        if prod(found.shape) > limits.COUNTED:  # (5)
+        counted = [prod(found.shape[d] for d in found.summed - found.picked.axes)]
+        counted += [factor.source.value.size for factor in found.picked.factors]
+        if max(counted) >= limits.COUNTED:  # (5)
             return "it has too many numbers to count those that are not finite"
         if not pays(op, found):
             return "reading the rows, and seeing whether all are finite, takes as long"

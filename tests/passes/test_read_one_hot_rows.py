@@ -392,10 +392,20 @@ def test_derivatives_of_sums(name):
 
 def test_too_many_to_count(monkeypatch):
     """(5) Numbers that are not finite are counted in 32 bits."""
-    monkeypatch.setattr(limits, "COUNTED", 9 * N * M - 1)
+    monkeypatch.setattr(limits, "COUNTED", N * M)
     check_refuses(
         READ, lambda w, ids: hot(ids) @ w, "f32[6,4]", "i32[9]", because="too many numbers"
     )
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_counts_that_would_be_too_large(monkeypatch, bad):
+    """(5) Of numbers that are read for all places."""
+    monkeypatch.setattr(limits, "COUNTED", 50)
+    w = jnp.arange(1.0, 25.0).reshape(N, M)
+    w = w.at[3, 1].set(jnp.inf) if bad else w
+    for name in ("pairs", "values of actions", "weighed bags"):
+        alone(READ, SUMS[name], w, jnp.asarray(IDS), fires=True)
 
 
 def test_gradients():
