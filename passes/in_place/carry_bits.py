@@ -30,9 +30,10 @@ loop reads the bits of rows that it streams, of which XLA would make an array of
 Arithmetic and reads of windows make numbers of what they read.
 
 Cost: an array that the program returns is made of the bits, beside them. It fires in loops, on
-arrays of which converting all takes longer than a step does anyway, for an XLA that does so. Stacks
-and carries of 1000 rows of 32 numbers, which a step writes one by one: 0.005 of the time; of 200
-rows of 1000 0.01 to 0.05, of 64 rows of 8 0.3 to 0.4, in 0.5 to 1.0 of the memory (CPU, jax 0.10).
+arrays of which converting all takes longer than a step does anyway, for an XLA that does so; not
+where a step has just computed all of an array. Stacks and carries of 1000 rows of 32 numbers, which
+a step writes one by one: 0.005 of the time; of 200 rows of 1000 0.01 to 0.05, of 64 rows of 8 0.3
+to 0.4, in 0.5 to 1.0 of the memory (CPU, jax 0.10).
 JAX 0.12 takes as long for either.
 """
 
@@ -59,6 +60,7 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import converts_as_written
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Outcome, Phase, Scan, Stack, Stream, Value, While
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import ELEMENTWISE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +83,7 @@ class CarryBits(Pass[Written]):
 
     def find(self, op: Op) -> Iterator[Written]:
         if op.name in WRITES:  # (1)
-            if loop_of(op) is not None and _is_converted(op.result):
+            if loop_of(op) and _is_converted(op.result) and not _is_computed(op.operands[0]):
                 says = f"bits are written to {op.operands[0].label}: XLA need not convert it"
                 yield Written(op, says, about=op.result)
             return
@@ -118,6 +120,18 @@ class CarryBits(Pass[Written]):
 def _is_converted(array: Value) -> bool:
     """Whether XLA converts all of an array where a part is written, which takes its time."""
     return converts_as_written(array) and not cost_model().is_hidden_converted(array.nbytes)
+
+
+def _is_computed(array: Value) -> bool:
+    """Whether a step computes all of an array before it writes to it: it makes numbers of it in any
+    case.
+    """
+    while (op := array.op) is not None and op.name in WRITES:
+        array = op.operands[0]
+    return op is not None and op.name in _COMPUTING and bits_behind(array) is None
+
+
+_COMPUTING = ELEMENTWISE | {"convert_element_type"}
 
 
 def _rows(op: Op) -> Iterator[tuple[Value, Stream | Stack]]:

@@ -196,6 +196,15 @@ def test_outside_of_loops():
     alone(BITS, write, "bf16[5,3]", "bf16[1,3]", "i32[]", fires=False)
 
 
+def test_an_array_that_a_step_computes():
+    """It is of float32 when the window is written."""
+
+    def step(c, x):
+        return c + write(c.astype("bfloat16"), x, 1).astype("float32"), None
+
+    alone(BITS, lambda c, xs: lax.scan(step, c, xs)[0], "f32[5,3]", "bf16[1,1,3]", fires=False)
+
+
 def test_where_xla_converts_nothing(monkeypatch):
     monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
     alone(BITS, filled, "bf16[5,3]", "bf16[4,3]", "i32[4]", fires=False)
