@@ -9,12 +9,14 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import using
+from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.passes.windows.read_one_hot_rows import ReadOneHotRows
 from jaxpr_opt.testing import (
     assert_same_bits,
     assert_same_derivatives,
     check_refuses,
     check_rewrite,
+    traced,
 )
 from tests.loops import alone
 from tests.prices import EAGER
@@ -338,6 +340,18 @@ def test_values_of_actions():
     )
 
 
+def equal(one, two):
+    """Where the places along two axes are the same."""
+    places = [lax.broadcasted_iota(np.int32, (N, N), d) for d in (one, two)]
+    return (places[0] == places[1]).astype(np.float32)
+
+
+def gathered(table, ids, axis):
+    """Rows of a table, along this axis of the result."""
+    numbers = lax.GatherDimensionNumbers((axis,), (0,), (0,))
+    return lax.gather(table, ids[:N, None], numbers, (1, N), mode="clip")
+
+
 @pytest.mark.parametrize(
     "product",
     [
@@ -349,7 +363,12 @@ def test_values_of_actions():
         pytest.param(lambda w, ids: jnp.where(at(ids), 1.0, -9.0).max(1), id="less elsewhere"),
         pytest.param(lambda w, ids: hot(ids) @ w.astype(jnp.complex64), id="complex numbers"),
         pytest.param(lambda w, ids: jnp.eye(N).at[ids].get(mode="fill") @ w, id="filled rows"),
-        pytest.param(lambda w, ids: jnp.eye(N)[:, ids], id="columns"),
+        pytest.param(lambda w, ids: w[ids] @ w.T, id="rows of another matrix"),
+        pytest.param(lambda w, ids: equal(0, 0)[ids] @ w, id="rows of ones"),
+        pytest.param(lambda w, ids: equal(0, 1)[:, ids].T @ w, id="columns"),
+        pytest.param(lambda w, ids: equal(0, 1)[ids, :3] @ w[:3], id="parts of rows"),
+        pytest.param(lambda w, ids: gathered(equal(0, 1), ids, 0) @ w, id="rows along columns"),
+        pytest.param(lambda w, ids: (1 - hot(three(ids))).sum(1) @ w, id="sums of ones"),
         pytest.param(lambda w, ids: hot(ids)[:, :, None] * w, id="no sum"),
     ],
 )
@@ -375,6 +394,13 @@ def test_what_takes_as_long_to_look_at():
 def test_a_product_that_is_differentiated():
     """(4) It stays."""
     alone(READ, CHARACTERS, "f32[6,4]", "i32[3]", phase="differentiable", fires=False)
+
+
+def test_a_product_that_is_differentiated_again():
+    """(4) JAX is about to differentiate what it has differentiated."""
+    program = traced(CHARACTERS, "f32[6,4]", "i32[3]")
+    journal = resolve([READ]).run(program, "differentiated").journal
+    assert not journal.record(READ.name, False).rewrites
 
 
 @pytest.mark.parametrize("name", ["rows added up", "of pairs", "from places", "chosen", "bags"])

@@ -128,7 +128,7 @@ class Picked:
         they become inner axes.
         """
         # Condition 1 of read-one-hot-rows.
-        if self.elsewhere != 0 or self.axes & sizes.keys():
+        if self.axes & sizes.keys():
             return None
         read = {d for source in self.sources for d in source.axes} | self.axes
         first = len(self.inner)
