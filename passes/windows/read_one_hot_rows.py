@@ -84,6 +84,10 @@ class ReadOneHotRows(Pass[PickedPlaces]):
     primitives: ClassVar[frozenset[str]] = frozenset({"dot_general", *REDUCTIONS})
     needs: ClassVar[frozenset[str]] = frozenset({"eq", "ne"})
 
+    @property
+    def rounds(self) -> bool:
+        return True
+
     def find(self, op: Op) -> Iterator[PickedPlaces]:
         found = None if is_read_at_places(op) else picked_sum(op)
         if found is not None:  # (1, 2)
