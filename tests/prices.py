@@ -57,7 +57,7 @@ class Eager(Sparse, Replaying):
     def is_less_as_one_product(self, products, masks):
         return True
 
-    def is_less_without_copies(self, copies):
+    def is_less_without_copies(self, copies, turned=0, moved=0, made=0):
         return copies > 0
 
     def is_picked(self, rows, ops, looked, unmade):
