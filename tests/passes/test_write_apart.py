@@ -178,6 +178,15 @@ def test_a_transposed_array():
     )
 
 
+def test_bfloat16_that_a_step_computes(dividing):
+    """Cost: XLA converts all of it before JAX 0.11, to write to it apart."""
+
+    def step(c, x, i):
+        return put(c.astype("bfloat16"), x.astype("bfloat16"), i).astype("float32") * 0.9, None
+
+    check_refuses(PASS, scanned(step), "f32[40000]", *FEW, because="convert all of the array")
+
+
 def test_a_small_array():
     """Cost: to start an op takes as long."""
     check_refuses(PASS, scanned(forgets), "f32[40]", *FEW, because="takes as long")
