@@ -69,11 +69,6 @@ class SumOfPlaces:
         """The axes along which each row is written to a place of its own."""
         return tuple(sorted(self.sum.picked.rows(p.axis for p in self.written)))
 
-    @property
-    def is_read(self) -> bool:
-        """Whether each number of the result is one number of the factors."""
-        return not self.written and self.sum.summed <= self.sum.picked.axes
-
     def factors(self, values: Sequence[jax.Array], numbers: Numbers) -> list[Part]:
         """Each factor at the places, without the axes along which there is one place."""
         found = []
@@ -231,7 +226,7 @@ class OrNan:
         """How many numbers of a factor are not finite, for each that is read; if they are added up,
         whether there is one.
         """
-        if self.sum.is_read:
+        if self.sum.sum.is_read:
             return NotFinite(factor, self.sum)(value)
         return ~(jnp.max(lax.abs(value)) < np.inf)
 
@@ -255,7 +250,7 @@ class OrNan:
             counts = (NotFinite(factor, self.sum)(value) for factor, _, value in leaking)
             return repaired(made, counts)
 
-        if self.sum.is_read or not leaking:
+        if self.sum.sum.is_read or not leaking:
             return repaired(made, seen)
         unsafe = reduce(lax.bitwise_or, seen)
         repairs: jax.Array = lax.cond(unsafe, counted, lambda made: made, made)

@@ -55,31 +55,37 @@ class PickedSum:
         return prod(self.shape[d] for d in axes)
 
     @property
+    def is_read(self) -> bool:
+        """Whether each number of the result is one number of the factors."""
+        return self.summed <= self.picked.axes <= self.summed
+
+    @property
     def made(self) -> int:
         """How many numbers are in memory between: those that are read, or products to be added."""
         read = self._read
-        products = self.rows if len(self.picked.factors) > 1 and not self._is_read else 0
+        products = self.rows if len(self.picked.factors) > 1 and self._written else 0
         pairs = [prod(self.shape[d] for d in f.outside) for f in self.picked.factors if f.leaks]
         compared = self.windows * max((each for each in pairs if each > 1), default=0)
-        return max(read, products) + compared
+        is_counted = any(f.leaks for f in self.picked.factors) and not self.is_read
+        return max(read, products) + compared + (self.rows + self._written if is_counted else 0)
 
     @property
     def numbers(self) -> int:
         """How many numbers are moved."""
-        kept = [n for d, n in enumerate(self.shape) if d not in self.summed]
-        written = 0 if self._is_read else prod(kept)
         products = self.rows if len(self.picked.factors) > 1 or not self._read else 0
-        return self._read + products + written
+        return self._read + products + self._written
 
     @property
     def ops(self) -> int:
         """How many ops write rows, or add them up, and see whether numbers are finite."""
         looks = sum(f.leaks for f in self.picked.factors)
-        return 0 if self._is_read else 3 + 3 * looks
+        return 3 + 3 * looks if self._written else 0
 
     @property
-    def _is_read(self) -> bool:
-        return self.picked.axes <= self.summed
+    def _written(self) -> int:
+        """How many places there are to write to."""
+        kept = [n for d, n in enumerate(self.shape) if d not in self.summed]
+        return 0 if self.picked.axes <= self.summed else prod(kept)
 
     @property
     def _read(self) -> int:
