@@ -346,9 +346,9 @@ def equal(one, two):
     return (places[0] == places[1]).astype(np.float32)
 
 
-def gathered(table, ids, axis):
-    """Rows of a table, along this axis of the result."""
-    numbers = lax.GatherDimensionNumbers((axis,), (0,), (0,))
+def gathered(table, ids, axis, along=0):
+    """Rows of a table, along this axis of the result, at places along another."""
+    numbers = lax.GatherDimensionNumbers((axis,), (0,), (along,))
     return lax.gather(table, ids[:N, None], numbers, (1, N), mode="clip")
 
 
@@ -368,6 +368,7 @@ def gathered(table, ids, axis):
         pytest.param(lambda w, ids: equal(0, 1)[:, ids].T @ w, id="columns"),
         pytest.param(lambda w, ids: equal(0, 1)[ids, :3] @ w[:3], id="parts of rows"),
         pytest.param(lambda w, ids: gathered(equal(0, 1), ids, 0) @ w, id="rows along columns"),
+        pytest.param(lambda w, ids: gathered(equal(0, 1), ids, 1, 1) @ w, id="the first row"),
         pytest.param(lambda w, ids: (1 - hot(three(ids))).sum(1) @ w, id="sums of ones"),
         pytest.param(lambda w, ids: hot(ids)[:, :, None] * w, id="no sum"),
     ],
