@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.picked_places import Factor, Place, Source
+from jaxpr_opt.analysis.windows.picked_arrays import Factor, Place, Source
 from jaxpr_opt.analysis.windows.picked_sums import PickedSum
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.residual_transfer import streamed

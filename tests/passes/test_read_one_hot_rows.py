@@ -238,6 +238,22 @@ SUMS = {
     "a queue from its second place on": lambda w, ids: jnp.einsum(
         "tec,te->c", jax.nn.one_hot(queue(ids), 3), keep(w, ids) @ w.T
     ),
+    "one of three queues": lambda w, ids: jnp.einsum(
+        "tec,td->ecd",
+        jax.nn.one_hot(
+            lax.select_n(
+                jnp.resize(ids, (9, N)) % 3, jnp.zeros((9, N), int), queue(ids), queue(CLUSTERS)
+            )
+            - 1,
+            3,
+        ),
+        keep(w, ids),
+    ),
+    "a queue or the second place": lambda w, ids: jnp.einsum(
+        "tec,td->ecd",
+        jax.nn.one_hot(jnp.where(queue(ids) > 1, queue(ids), np.int32(2)) - 1, 3),
+        keep(w, ids),
+    ),
     "two queues": lambda w, ids: jnp.einsum(
         "tkec,td->ecd",
         jax.nn.one_hot(jnp.stack([queue(ids), queue(CLUSTERS)], 1) - 1, 3),

@@ -28,7 +28,8 @@ one op
 `mapped_windows`            what is made of a window in zeros, before the write
 `shared_places`             writes of a batch at one place, by those rows that write
 `one_hot`                   masks that are true at one place
-`picked_places`             arrays that are zero but for one place a row
+`picked_arrays`             arrays that are zero but for one place a row, or several
+`picked_places`             which arrays are
 `picked_sums`               products and sums of them
 `masks_at_windows`          a mask of an array, at a window of it
 `written_masks`             masks that tell where an array was written to

@@ -8,9 +8,8 @@ is not zero where `e` is the expert of token `t`, and `c` the place that the tok
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.coinciding import CLAMPS
 from jaxpr_opt.analysis.windows.one_hot import Chosen, OneHot, chosen
+from jaxpr_opt.analysis.windows.picked_arrays import Factor, Picked, Place, Source
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,
@@ -31,112 +31,6 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An array from which places or factors are read."""
-
-    value: Value
-    axes: tuple[int, ...]
-    """For each of its axes that is longer than one, which axis of the picked array it is; negative
-    ones are inner axes.
-    """
-    loop: Scan | None = None
-    """The loop that streams the picked array, if that reads a row of the source in each step; along
-    their axis"""
-    along: int = 0
-
-    def moved(self, to: Mapping[int, int]) -> Source:
-        """The same if the axes of the picked array have moved."""
-        return replace(self, axes=tuple(to[d] for d in self.axes))
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where an array is not zero along one axis: at a number, counted from `offset`."""
-
-    axis: int
-    number: Source
-    offset: int
-    """The number may be one at the place along another axis."""
-    most: int | None = None
-    """If numbers are clamped before that: the greatest one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Factor:
-    """What the number at a place is multiplied by."""
-
-    source: Source
-    leaks: bool
-    """Whether the zeros, too, are multiplied by it: they are NaN where it is not finite."""
-    negated: bool = False
-    """Of truth values: whether the number is zero where it is true."""
-    outside: frozenset[int] = frozenset()
-    """The inner axes along which all was summed up before it was multiplied by this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """An array that is `elsewhere` but for one place along some axes, and there a product; or the
-    sum of such arrays along inner axes -1, -2, ...
-    """
-
-    places: tuple[Place, ...]
-    factors: tuple[Factor, ...] = ()
-    number: Any = 1
-    """What the factors are multiplied by."""
-    elsewhere: Any = 0
-    inner: tuple[int, ...] = ()
-    """The sizes of inner axes: a row has so many places."""
-
-    @property
-    def axes(self) -> frozenset[int]:
-        """The axes along which there is one place."""
-        return frozenset(place.axis for place in self.places)
-
-    def rows(self, axes: Iterable[int]) -> frozenset[int]:
-        """The axes along which rows differ in what they read of an array with these axes."""
-        at = {place.axis: place.number.axes for place in self.places}
-        numbers = frozenset(e for d in axes for e in at.get(d, (d,)))
-        return self.rows(numbers) if numbers & self.axes else numbers
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """All arrays that are read."""
-        return (*(p.number for p in self.places), *(f.source for f in self.factors))
-
-    def moved(self, to: Mapping[int, int]) -> Picked | None:
-        """The same with its axes where `to` says; inner axes stay, if it says nothing of them."""
-        to = {-1 - d: -1 - d for d in range(len(self.inner))} | {**to}
-        axes = {*self.axes}.union(*(source.axes for source in self.sources))
-        if not axes <= to.keys():
-            return None
-        places = (
-            replace(place, axis=to[place.axis], number=place.number.moved(to))
-            for place in self.places
-        )
-        factors = (
-            replace(f, source=f.source.moved(to), outside=frozenset(to[d] for d in f.outside))
-            for f in self.factors
-        )
-        return replace(self, places=tuple(places), factors=tuple(factors))
-
-    def summed(self, sizes: Mapping[int, int]) -> Picked | None:
-        """The sum along axes of these sizes, if there is more than one place along none of them:
-        they become inner axes.
-        """
-        # Condition 1 of read-one-hot-rows.
-        if self.axes & sizes.keys():
-            return None
-        read = {d for source in self.sources for d in source.axes} | self.axes
-        first = len(self.inner)
-        others = sorted(d for d in range(max(read, default=0) + 1) if d not in sizes)
-        to = {d: at for at, d in enumerate(others)}
-        to |= {d: -1 - first - at for at, d in enumerate(sizes)}
-        found = self.moved(to)
-        return None if found is None else replace(found, inner=(*self.inner, *sizes.values()))
 
 
 @remembered
@@ -198,6 +92,7 @@ def merged(one: Picked, two: Picked) -> Picked | None:
     for each in (one, two):
         others = places.keys() - each.axes
         same = all(places[p.axis] == p for p in each.places)
+        # Condition 1 of read-one-hot-rows.
         if not same or any(others & {*p.number.axes} for p in each.places):
             return None
     if one.inner and two.inner:
@@ -263,6 +158,7 @@ def _chosen(found: Chosen | None, array: Value) -> Picked | None:
 def _where_in_range(mask: OneHot, size: int) -> tuple[Place, ...]:
     """The places along other axes at which alone the number of a mask is one of so many places."""
     found = _but_at(mask.number)
+    # Condition 1 of read-one-hot-rows.
     if found is None or 0 <= found[1] - mask.offset < size:
         return ()
     return tuple(
@@ -281,19 +177,20 @@ def _but_at(number: Value) -> tuple[tuple[Place, ...], int] | None:
     op = number.op
     if op is None or op.name not in _SHIFTING:
         return None
-    numbers = [uniform(v) for v in op.operands]
-    known = [each for each in numbers if each is not None]
-    inside = [_but_at(v) for v, each in zip(op.operands, numbers, strict=True) if each is None]
-    if op.name == "select_n":
-        known, inside = known[:1], inside[-1:]
-    if len(known) != 1 or len(inside) != 1 or inside[0] is None:
+    sides = op.operands[1:] if op.name == "select_n" else op.operands
+    numbers = [uniform(v) for v in sides]
+    # Condition 1 of read-one-hot-rows.
+    if len(sides) != 2 or sum(each is None for each in numbers) != 1:
         return None
-    places, elsewhere = inside[0]
-    if op.name == "select_n":
-        return (places, elsewhere) if elsewhere == known[0] else None
-    if op.name == "sub" and numbers[1] is None:
+    known = int(next(each for each in numbers if each is not None))
+    inside = _but_at(sides[numbers.index(None)])
+    if inside is None or (op.name == "sub" and numbers[1] is None):
         return None
-    shifted = _SHIFTING[op.name](elsewhere, int(known[0]))
+    places, elsewhere = inside
+    if op.name == "select_n":
+        # Condition 1 of read-one-hot-rows.
+        return (places, elsewhere) if elsewhere == known else None
+    shifted = _SHIFTING[op.name](elsewhere, known)
     return (places, shifted) if dtypes.holds(number.dtype, shifted) else None
 
 
@@ -303,6 +200,7 @@ def _is_chained(found: Picked) -> bool:
 
 def _streamed(stacked: Picked | None, loop: Scan) -> Picked | None:
     """A row of what is picked, in each step of a loop."""
+    # Condition 1 of read-one-hot-rows.
     if stacked is None or 0 in stacked.axes or any(s.loop is not None for s in stacked.sources):
         return None
 
@@ -351,6 +249,7 @@ def _selected(op: Op) -> Picked | None:
     case = cases[zeros.index(False)]
     same = dict(enumerate(range(len(case.shape))))
     found, by = picked(case), picked(which) if zeros[0] else None
+    # Condition 3 of read-one-hot-rows.
     if found is not None and found.elsewhere == 0 and not any(f.leaks for f in found.factors):
         whole = {d: d for d in same} if which.shape == case.shape else {}
         return times(found, which, whole, leaks=False, negated=zeros[1])
@@ -363,6 +262,7 @@ def _converted(op: Op) -> Picked | None:
     """Of truth values, or of numbers that no factor multiplies."""
     (array,), dtype = op.operands, op.result.dtype
     found = picked(array) if dtypes.is_array(dtype) else None
+    # Condition 1 of read-one-hot-rows.
     if found is None or (found.factors and array.dtype != bool):
         return None
     number, elsewhere = (

@@ -12,9 +12,9 @@ from math import prod
 from typing import Any
 
 from jaxpr_opt.analysis.windows.one_hot import REDUCTIONS
+from jaxpr_opt.analysis.windows.picked_arrays import Picked
 from jaxpr_opt.analysis.windows.picked_places import (
     PICKING,
-    Picked,
     axes_multiplied,
     may_be_infinite,
     merged,
@@ -114,6 +114,7 @@ def picked_sum(op: Op) -> PickedSum | None:
     else:
         found, shape = product_of_factors(op)
         combine, summed = "add", frozenset(range(len(op.result.shape), len(shape)))
+    # Condition 2 of read-one-hot-rows.
     if found is None or not summed or (found.inner and combine != "add"):
         return None
     inner = {-1 - d: len(shape) + d for d in range(len(found.inner))}
