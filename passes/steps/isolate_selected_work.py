@@ -39,10 +39,10 @@ The transpose comes first; then nothing reads the residuals of other steps. Soun
 5. JAX does not differentiate the loops any more: it would multiply zeros by functions of the row.
 
 It fires where the ops take so much longer than asking that it is worth it even if all steps take
-them, innermost selects first. It does not fire where the predicate skips whole steps
-(`isolate-skipped-steps`), nor on a loop whose residuals are needed in all steps, but where several
-cases compute something of their own, `at_last`, and no predicate skips steps (in a branch
-`exit-loop-early` would not see it): `skip-untaken-branches` looks at what is left.
+them, innermost selects first. It does not fire where the predicate skips whole steps of a loop that
+stacks (`isolate-skipped-steps`), nor on a loop whose residuals are needed in all steps, but where
+several cases compute something of their own, `at_last`, and no other predicate skips steps (in a
+branch `exit-loop-early` would not see it): `skip-untaken-branches` looks at what is left.
 Source: https://github.com/jax-ml/jax/issues/8409.
 """
 
@@ -57,6 +57,7 @@ from jaxpr_opt.analysis.residuals.same_choices import borrowed
 from jaxpr_opt.analysis.steps.choices import choices_of, chooser
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.chosen_branches import into_branches
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -101,7 +102,10 @@ class IsolateSelectedWork(Pass[Chosen]):
     def refuse(self, match: Chosen) -> str | None:
         scan, choice = match.op, match.division.choice
         skips = [each for each in find_skips(scan) if isinstance(each, Skip)]
-        if any(self.at_last or each.predicate is choice.asked for each in skips):
+        is_its = [each.predicate is choice.asked for each in skips]
+        writes = any(op.name in WRITES for op in scan.body.ops)  # under `vmap` of whole arrays
+        is_left = not (scan.stacks or choice.asked.shape or writes)
+        if (any(is_its) and not is_left) or (self.at_last and not all(is_its)):
             return "the loop skips whole steps"
         if not all(map(can_move, scan.body.ops)):  # (4)
             return "a step has effects or communicates"
