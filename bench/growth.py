@@ -57,10 +57,11 @@ place.  The peak is what the first ones store.
 ORDERED, ORDERED_FORWARD = (LINEAR, FORWARD) if fence() else (COPIES, FORWARD_COPIES)
 """With what orders reads and writes, where XLA heeds it."""
 
-LAST_EVENT = Powers(1, 1, 1, iteration=0) if is_quick_if_small() else LINEAR
-"""Where the places of rare events are not made before JAX differentiates, the loop over them stacks
-nothing else, and ends after the last event.
-"""
+LAST_EVENT = Powers(1, 1, 1, iteration=0)
+"""The loop over rare events stacks nothing else, and ends after the last one."""
+
+LAST_LOSS = Powers(1, 1, 1, iteration=1 if is_quick_if_small() else 0)
+"""Where a small loop is one function, its steps are no branches."""
 
 EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "slices": (COPIES, LINEAR),
@@ -94,7 +95,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "phases": (LINEAR, LINEAR),
     "phases that come round": (LINEAR, LINEAR),
     "padded sequences": (LINEAR, Powers(1, 1, 1, iteration=1)),
-    "padded losses": (LINEAR, Powers(1, 1, 1, iteration=1)),
+    "padded losses": (LINEAR, LAST_LOSS),
     "resets of a batch": (FORWARD, FORWARD),
     "parameters by layer": (LINEAR, LINEAR),
     "shifts (jax#17845)": (FORWARD_COPIES, ORDERED_FORWARD),
