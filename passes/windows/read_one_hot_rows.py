@@ -89,8 +89,8 @@ class ReadOneHotRows(Pass[PickedPlaces]):
         return True
 
     def find(self, op: Op) -> Iterator[PickedPlaces]:
-        found = None if is_read_at_places(op) else picked_sum(op)
-        if found is not None:  # (1, 2)
+        found = picked_sum(op)
+        if found is not None and not is_read_at_places(op):  # (1, 2)
             number = found.picked.places[0].number.value
             says = f"only the places {number.label} are multiplied and summed up"
             yield PickedPlaces(op, says, found, about=number)

@@ -111,7 +111,7 @@ def changed(op: Op) -> tuple[Value, Chosen] | None:
     for kept, other in (op.operands, op.operands[::-1]):
         at = chosen(other) if kept.shape == other.shape and uniform(kept) is None else None
         # Condition 4 of recognize-one-hot.
-        if at is not None and _is_neutral(KEEPING[op.name], at, kept):
+        if at is not None and is_neutral(KEEPING[op.name], at.elsewhere, kept):
             return kept, at
         # Condition 4 of recognize-one-hot.
         if op.name in ONE_WAY:
@@ -126,15 +126,15 @@ def reduced(op: Op) -> Chosen | None:
     if at is None or axes_of(op) != (at.mask.axis,):
         return None
     # Condition 3 of recognize-one-hot.
-    return at if _is_neutral(REDUCTIONS[op.name], at, op.operands[0]) else None
+    return at if is_neutral(REDUCTIONS[op.name], at.elsewhere, op.operands[0]) else None
 
 
-def _is_neutral(combine: str, at: Chosen, array: Value) -> bool:
-    """Whether combining an array with the number around a place changes nothing."""
+def is_neutral(combine: str, number: Any, array: Value) -> bool:
+    """Whether combining an array with a number changes nothing."""
     if combine in ("and", "or"):
-        return array.dtype == bool and bool(at.elsewhere) == (combine == "and")
+        return array.dtype == bool and bool(number) == (combine == "and")
     neutral = dtypes.neutral(array.dtype, combine)
-    return neutral is not None and bool(at.elsewhere == neutral)
+    return neutral is not None and bool(number == neutral)
 
 
 def _selected(op: Op) -> Chosen | None:
@@ -154,8 +154,9 @@ def _converted(op: Op) -> Chosen | None:
     return replace(found, here=here, elsewhere=elsewhere)
 
 
-def _moved(op: Op, to: Mapping[int, int]) -> Chosen | None:
-    """The same of an op that moves axes, where `to` says."""
+def _moved(op: Op) -> Chosen | None:
+    """The same of an op that moves axes."""
+    to = AXES_MOVED[op.name](op)
     found = chosen(op.operands[0])
     if found is None or isinstance(found.here, Value):
         return None
@@ -166,21 +167,30 @@ def _moved(op: Op, to: Mapping[int, int]) -> Chosen | None:
     return replace(found, mask=replace(found.mask, axis=axis, rows=tuple(rows)))
 
 
-def _broadcast(op: Op) -> Chosen | None:
-    return _moved(op, dict(enumerate(broadcast_dimensions_of(op))))
+def _broadcast(op: Op) -> dict[int, int]:
+    return dict(enumerate(broadcast_dimensions_of(op)))
 
 
-def _reshaped(op: Op) -> Chosen | None:
+def _reshaped(op: Op) -> dict[int, int]:
     """Without axes of one element, or with more of them."""
     values = op.operands[0], op.result
     old, new = ([(n, d) for d, n in enumerate(v.shape) if n != 1] for v in values)
     is_same = [n for n, _ in old] == [n for n, _ in new]
     pairs = zip(old, new, strict=True) if is_same else ()
-    return _moved(op, {before: after for (_, before), (_, after) in pairs})
+    return {before: after for (_, before), (_, after) in pairs}
 
 
-def _transposed(op: Op) -> Chosen | None:
-    return _moved(op, {before: after for after, before in enumerate(permutation_of(op))})
+def _transposed(op: Op) -> dict[int, int]:
+    return {before: after for after, before in enumerate(permutation_of(op))}
+
+
+AXES_MOVED: Mapping[str, Callable[[Op], dict[int, int]]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshaped,
+    "squeeze": _reshaped,
+    "transpose": _transposed,
+}
+"""Which axes of its result those of its operand are, of ops that move axes."""
 
 
 def _computed(op: Op) -> Chosen | None:
@@ -218,10 +228,8 @@ _NUMPY: Mapping[str, Callable[..., Any]] = {
     "sub": np.subtract,
 }
 _RULES: Mapping[str, Callable[[Op], Chosen | None]] = {
-    "broadcast_in_dim": _broadcast,
     "convert_element_type": _converted,
-    "reshape": _reshaped,
     "select_n": _selected,
-    "transpose": _transposed,
+    **dict.fromkeys(AXES_MOVED.keys() - {"squeeze"}, _moved),
     **dict.fromkeys(_NUMPY, _computed),
 }

@@ -34,8 +34,8 @@ class Place:
 
     axis: int
     number: Source
+    """It may be read at the place along another axis."""
     offset: int
-    """The number may be one at the place along another axis."""
     most: int | None = None
     """If numbers are clamped before that: the greatest one."""
 
@@ -72,6 +72,11 @@ class Picked:
         """The axes along which there is one place."""
         return frozenset(place.axis for place in self.places)
 
+    @property
+    def inner_axes(self) -> frozenset[int]:
+        """The axes along which such arrays are summed up."""
+        return frozenset(-1 - d for d in range(len(self.inner)))
+
     def rows(self, axes: Iterable[int]) -> frozenset[int]:
         """The axes along which rows differ in what they read of an array with these axes."""
         at = {place.axis: place.number.axes for place in self.places}
@@ -85,7 +90,7 @@ class Picked:
 
     def moved(self, to: Mapping[int, int]) -> Picked | None:
         """The same with its axes where `to` says; inner axes stay, if it says nothing of them."""
-        to = {-1 - d: -1 - d for d in range(len(self.inner))} | {**to}
+        to = {d: d for d in self.inner_axes} | {**to}
         axes = {*self.axes}.union(*(source.axes for source in self.sources))
         if not axes <= to.keys():
             return None

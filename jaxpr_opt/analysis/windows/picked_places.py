@@ -18,12 +18,11 @@ from jaxpr_opt.analysis.values.float_bounds import is_finite
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.coinciding import CLAMPS
-from jaxpr_opt.analysis.windows.one_hot import Chosen, OneHot, chosen
+from jaxpr_opt.analysis.windows.one_hot import AXES_MOVED, Chosen, OneHot, chosen
 from jaxpr_opt.analysis.windows.picked_arrays import Factor, Picked, Place, Source
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,
-    broadcast_dimensions_of,
     mode_of,
     numbers_of,
     permutation_of,
@@ -97,7 +96,7 @@ def merged(one: Picked, two: Picked) -> Picked | None:
             return None
     if one.inner and two.inner:
         return None
-    outside = frozenset(-1 - d for d in range(len(one.inner or two.inner)))
+    outside = one.inner_axes | two.inner_axes
     factors = tuple(
         replace(f, outside=f.outside if each.inner else outside)
         for each in (one, two)
@@ -114,8 +113,7 @@ def times(
     number = uniform(other)
     if number is not None and np.isfinite(number) and not negated:
         return replace(side, number=side.number * number)
-    outside = frozenset(-1 - d for d in range(len(side.inner)))
-    factor = replace(_factor(other, to, leaks, negated), outside=outside)
+    factor = replace(_factor(other, to, leaks, negated), outside=side.inner_axes)
     return replace(side, factors=(*side.factors, factor))
 
 
@@ -175,7 +173,7 @@ def _but_at(number: Value) -> tuple[tuple[Place, ...], int] | None:
     if found is not None and not found.inner and not _is_chained(found):
         return found.places, int(found.elsewhere)
     op = number.op
-    if op is None or op.name not in _SHIFTING:
+    if op is None or op.name not in (*_SHIFTING, "select_n"):
         return None
     sides = op.operands[1:] if op.name == "select_n" else op.operands
     numbers = [uniform(v) for v in sides]
@@ -272,26 +270,9 @@ def _converted(op: Op) -> Picked | None:
     return replace(found, number=number, elsewhere=elsewhere)
 
 
-def _moved(op: Op, to: Mapping[int, int]) -> Picked | None:
+def _moved(op: Op) -> Picked | None:
     found = picked(op.operands[0])
-    return None if found is None else found.moved(to)
-
-
-def _reshaped(op: Op) -> Picked | None:
-    """Without axes of one element, or with more of them."""
-    values = op.operands[0], op.result
-    old, new = ([(n, d) for d, n in enumerate(v.shape) if n != 1] for v in values)
-    is_same = [n for n, _ in old] == [n for n, _ in new]
-    pairs = zip(old, new, strict=True) if is_same else ()
-    return _moved(op, {before: after for (_, before), (_, after) in pairs})
-
-
-def _transposed(op: Op) -> Picked | None:
-    return _moved(op, {before: after for after, before in enumerate(permutation_of(op))})
-
-
-def _broadcast(op: Op) -> Picked | None:
-    return _moved(op, dict(enumerate(broadcast_dimensions_of(op))))
+    return None if found is None else found.moved(AXES_MOVED[op.name](op))
 
 
 def _unit_rows(op: Op) -> Picked | None:
@@ -324,22 +305,17 @@ def _diagonal(table: Value) -> int | None:
 
 _SHIFTING: Mapping[str, Callable[[int, int], int]] = {
     "add": operator.add,
-    "select_n": operator.add,
     "sub": operator.sub,
 }
 
-
 PICKING: Mapping[str, Callable[[Op], Picked | None]] = {
     "and": _multiplied,
-    "broadcast_in_dim": _broadcast,
     "convert_element_type": _converted,
     "dot_general": _products,
     "gather": _unit_rows,
     "mul": _multiplied,
     "reduce_sum": _sum,
-    "reshape": _reshaped,
     "select_n": _selected,
-    "squeeze": _reshaped,
-    "transpose": _transposed,
+    **dict.fromkeys(AXES_MOVED, _moved),
 }
 """Ops that make such an array of another."""

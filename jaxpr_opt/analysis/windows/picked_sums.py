@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
-from jaxpr_opt.analysis.windows.one_hot import REDUCTIONS
+from jaxpr_opt.analysis.windows.one_hot import REDUCTIONS, is_neutral
 from jaxpr_opt.analysis.windows.picked_arrays import Picked
 from jaxpr_opt.analysis.windows.picked_places import (
     PICKING,
@@ -22,7 +21,6 @@ from jaxpr_opt.analysis.windows.picked_places import (
     product_of_factors,
     times,
 )
-from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, numbers_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
@@ -45,8 +43,7 @@ class PickedSum:
     def windows(self) -> int:
         """How many windows are read or written."""
         read = self.picked.rows(self.picked.axes)
-        is_written = not self.picked.axes <= self.summed
-        return prod(self.shape[d] for d in read) * (1 + is_written)
+        return prod(self.shape[d] for d in read) * (1 + bool(self._written))
 
     @property
     def rows(self) -> int:
@@ -57,7 +54,7 @@ class PickedSum:
     @property
     def is_read(self) -> bool:
         """Whether each number of the result is one number of the factors."""
-        return self.summed <= self.picked.axes <= self.summed
+        return self.summed == self.picked.axes
 
     @property
     def made(self) -> int:
@@ -109,7 +106,7 @@ def picked_sum(op: Op) -> PickedSum | None:
         found, shape = picked(array), array.shape
         combine, summed = REDUCTIONS[op.name], frozenset(axes_of(op))
         # Condition 2 of read-one-hot-rows.
-        if found is None or not _is_neutral(found.elsewhere, array, combine):
+        if found is None or not is_neutral(combine, found.elsewhere, array):
             return None
     else:
         found, shape = product_of_factors(op)
@@ -225,9 +222,3 @@ def _only_reader(value: Value) -> Op | None:
             return user
         value = user.result
     return None
-
-
-def _is_neutral(number: Any, array: Value, combine: str) -> bool:
-    if combine == "or":
-        return array.dtype == bool and not number
-    return bool(number == dtypes.neutral(array.dtype, combine))
