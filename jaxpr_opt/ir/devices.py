@@ -105,8 +105,10 @@ def is_quick_if_small() -> bool:
     return _is_cpu_before_barriers()
 
 
-def copies_at_branches() -> bool:
-    """Whether XLA copies an array that a branch of a step writes to: before JAX 0.11 on a CPU."""
+def copies_for_branches() -> bool:
+    """Whether XLA copies an array that branches of a step write to, but for the last of two: before
+    JAX 0.11 on a CPU.
+    """
     return _is_cpu_before_barriers()
 
 

@@ -47,19 +47,19 @@ Cost: one more read of the window, which is less than half of the array. In a lo
 branch of its step; or zeros, of which others make something row by row (`compute-added-rows`). The
 array may then become the stack of a scan. If it cannot, because the index is unknown or differs,
 XLA may still write in place through a branch. Not so if the step reads the array for something else
-than the cond, as memo tables are read before they are written, nor, on a CPU, before JAX 0.11: XLA
-then copies all of it in each step (20,000 numbers: 3.8 us on JAX 0.10, 3.1 on 0.12, and 0.07 if it
-is written after the cond). Small arrays are copied sooner than a window is read and written, if XLA
-starts the few ops of a step one by one (4096 numbers of a memo of products: 0.33 us and 0.45 us).
-Nor if a branch must also read it (on a GPU a small copy takes less time than a kernel for the
-window): the transpose of a snapshot reads its cotangent and clears it. And a loop that is
-differentiated may store the array in each step, which `undo-carried-writes` avoids. What XLA copies
-waits until JAX has differentiated: what a branch reads would be added to zeros in the branch, and
-these to the cotangent of the array, all of it in each step (1.7 times the time of plain JAX, where
-it was 0.7; a stack of 500 numbers of a calculator on JAX 0.12). Zeros with a window in them, as the
-transpose of a read makes them, are not made in a branch. A second cond pays if a loop stores the
-array for its gradient, a version of a cache for each step: `undo-carried-writes` then stores the
-windows.
+than the cond, as memo tables are read before they are written, nor, on a CPU before JAX 0.11, if
+there are more than two branches, or only that for false writes: XLA then copies all of it in each
+step (20,000 numbers: 3.8 us on JAX 0.10, 3.1 on 0.12, and 0.07 if it is written after the cond).
+Small arrays are copied sooner than a window is read and written, if XLA starts the few ops of a
+step one by one (4096 numbers of a memo of products: 0.33 us and 0.45 us). Nor if a branch must also
+read it (on a GPU a small copy takes less time than a kernel for the window): the transpose of a
+snapshot reads its cotangent and clears it. And a loop that is differentiated may store the array in
+each step, which `undo-carried-writes` avoids. What XLA copies waits until JAX has differentiated:
+what a branch reads would be added to zeros in the branch, and these to the cotangent of the array,
+all of it in each step (1.7 times the time of plain JAX, where it was 0.7; a stack of 500 numbers of
+a calculator on JAX 0.12). Zeros with a window in them, as the transpose of a read makes them, are
+not made in a branch. A second cond pays if a loop stores the array for its gradient, a version of a
+cache for each step: `undo-carried-writes` then stores the windows.
 Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such steps took 15 ms.
 """
 
@@ -77,7 +77,7 @@ from jaxpr_opt.analysis.windows.branch_writes import BranchWrites, branch_writes
 from jaxpr_opt.builders.branch_writes import split_after, write_after
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.devices import copies_at_branches
+from jaxpr_opt.ir.devices import copies_for_branches
 from jaxpr_opt.ir.graph import Cond, Op, Scan
 from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -180,11 +180,13 @@ def _is_read_inside(writes: BranchWrites) -> bool:
 
 
 def _is_copied(writes: BranchWrites) -> bool:
-    """Whether XLA copies the array at the cond: before JAX 0.11 in any case, since then if the step
-    reads of it for something else than the cond, as XLA need not do so before the cond.
+    """Whether XLA copies the array at the cond: if the step reads of it for something else than the
+    cond, as XLA need not do so before the cond; and for other branches before JAX 0.11.
     """
+    if copies_for_branches() and (len(writes.writes) > 2 or writes.writes[-1] is None):
+        return True
     reads = filter(_reads, _users(writes))
-    return copies_at_branches() or any(not is_for(read, writes.cond) for read in reads)
+    return any(not is_for(read, writes.cond) for read in reads)
 
 
 def _users(writes: BranchWrites) -> list[Op]:

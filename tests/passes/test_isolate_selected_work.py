@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.windows.window_primitives import WRITES
+from jaxpr_opt.analysis.windows.window_primitives import INDEXED_WRITES, WRITES
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.ir.graph import Cond, Scan
@@ -215,6 +215,28 @@ def test_a_window_is_added_in_the_branch():
         graph, *_ = observe.optimized(program, args, {})
     back = scans(graph)[-1]
     assert any(op.name in WRITES for cond in branches(back) for op in cond.walk())
+    assert_close(optimize(program)(*args), program(*args))
+
+
+@pytest.mark.parametrize("seen", ["the place", "another place", "what is asked"])
+def test_a_window_of_an_array_that_others_read(seen):
+    """XLA need not read before the branch, and would copy the array for it."""
+
+    def step(carry, row):
+        (table, total), (i, x) = carry, row
+        known, other = table[i], table[i // 2]
+        is_new = known == 0 if seen != "another place" else x > 0
+        table = lax.cond(is_new, lambda: table.at[i].set(x), lambda: table)
+        shown = {"the place": known, "another place": other, "what is asked": known + 1}
+        return (table, total + shown[seen]), None
+
+    program = lambda table, ids, xs: lax.scan(step, (table, 0.0), (ids, xs))[0]
+    args = jnp.zeros(200_000), jnp.array([7, 2, 7, 5, 2]), jnp.array([1.0, -2.0, 3.0, 4.0, 5.0])
+    args = args[0], *(jnp.tile(v, 100) for v in args[1:])
+    graph, *_ = observe.optimized(program, args, {})
+    chosen = [op for op in graph.walk() if isinstance(op, Cond)]
+    assert chosen
+    assert not any(op.name in WRITES | INDEXED_WRITES for cond in chosen for op in cond.walk())
     assert_close(optimize(program)(*args), program(*args))
 
 

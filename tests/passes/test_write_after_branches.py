@@ -768,15 +768,23 @@ def test_what_xla_copies(case, kind):
     check_refuses(AFTER, program, "f32[8]", "f32[8]", because="XLA already writes it in place")
 
 
+COPIED = {
+    "for false": lambda p, b, i, x: lax.cond(p, lambda: b, lambda: b.at[i].set(x)),
+    "of three": lambda p, b, i, x: lax.switch(
+        i, [lambda: b, lambda: b.at[i].set(x), lambda: b.at[i].set(2 * x)]
+    ),
+}
+IN_PLACE = {
+    "for true": lambda p, b, i, x: lax.cond(p, lambda: b.at[i].set(x), lambda: b),
+    "for both": lambda p, b, i, x: lax.cond(p, lambda: b.at[i].set(x), lambda: b.at[0].set(x)),
+}
+
+
 @pytest.mark.parametrize("kind", LOOPS)
-def test_what_xla_copies_before_jax_0_11(kind):
-    """Cost: it does so in any case, also if what is read is for the cond only."""
-    step = lambda b, i, x: lax.cond(jnp.sin(b[i]) < x, lambda: b.at[i].set(x), lambda: b)
-    alone(
-        AFTER,
-        LOOPS[kind](step),
-        "f32[8]",
-        "f32[8]",
-        fires=fence() == "division",
-        phase="final",
-    )
+@pytest.mark.parametrize("case", COPIED | IN_PLACE)
+def test_what_xla_copies_before_jax_0_11(case, kind):
+    """Cost: it does so for three branches, and for the first of two."""
+    which = (COPIED | IN_PLACE)[case]
+    step = lambda b, i, x: which(jnp.sin(b[i]) < x, b, i, x)
+    fires = case in COPIED and fence() == "division"
+    alone(AFTER, LOOPS[kind](step), "f32[8]", "f32[8]", fires=fires, phase="final")

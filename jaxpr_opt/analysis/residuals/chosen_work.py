@@ -86,7 +86,8 @@ def division(choice: Choice) -> Division:
     """The parts of a step that run in some cases only, as far as these are worth a branch."""
     body = choice.scan.body
     unread = [_unread(choice, case) for case in range(len(choice.cases))]
-    fixed = _fixed(choice)
+    copied = set[Value]()
+    fixed = _fixed(choice, copied)
     while True:
         runs = [
             computed_in(body, known, [*_needed(choice, rows), *_read_by(fixed, known)], whole=False)
@@ -94,6 +95,10 @@ def division(choice: Choice) -> Division:
         ]
         always = fixed | set.intersection(*(set(each.ops) for each in runs))
         found = list(_layers(choice, always))
+        if more := set(_copied(found, choice)) - copied:
+            copied |= more
+            fixed |= _fixed(choice, copied)
+            continue
         idle = [op for layer in found if not _is_worth(layer, choice, runs) for op in layer.ops]
         if not idle:
             return Division(choice, tuple(found), tuple(runs))
@@ -153,15 +158,15 @@ def _read(scan: Scan, choice: Choice, case: int) -> set[Value]:
     return asked | {value for value in told if isinstance(value, Value)}
 
 
-def _fixed(choice: Choice) -> set[Op]:
+def _fixed(choice: Choice, copied: Collection[Value]) -> set[Op]:
     """The ops that run in each step: what tells the case; branches; numbers; and what writes
     windows of arrays, or reads those of carried ones, which XLA would copy for a branch. Not if one
-    case leaves the array as it is: such a branch writes in place.
+    case leaves the array as it is: such a branch writes in place, but to arrays that are `copied`.
     """
     body = choice.scan.body
     found = [(op, access(op)) for op in body.ops]
     written = [each for _, each in found if each is not None and each.kind != "read"]
-    left = {each.array for each in written if _leaves(each, choice)}
+    left = {each.array for each in written if _leaves(each, choice)}.difference(copied)
     branches = [op for op in body.ops if isinstance(op, Cond)]
     fixed: set[Op] = {*choice.slice, *branches}
     fixed |= {each for op in branches for each in slice_of(choice.scan, op.selector)}
@@ -170,6 +175,23 @@ def _fixed(choice: Choice) -> set[Op]:
     return fixed | {
         op for op, each in found if each and each.array not in left and reads_carried(op, body)
     }
+
+
+def _copied(layers: Iterable[Layer], choice: Choice) -> Iterator[Value]:
+    """The arrays that a branch would write to, and of which the rest of the step reads for more
+    than to tell the case: as XLA need not read before the branch, it copies them.
+    """
+    body = choice.scan.body
+    for layer in layers:
+        inside = {*choice.slice, *layer.ops}
+        for op in layer.ops:
+            write = access(op)
+            if write is None or write.kind == "read":
+                continue
+            told = depending_on({write.array}, choice.slice)
+            read = {write.array, *(v for each in told for v in each.results)} - {choice.asked}
+            if any(body.ancestor(user) not in inside for value in read for user in value.users):
+                yield write.array
 
 
 def _leaves(write: Access, choice: Choice) -> bool:
