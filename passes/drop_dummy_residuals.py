@@ -42,7 +42,9 @@ stacked. A value that changes stays unspecified in steps that do not need it, be
 writes nothing. Exceptions are a row of an array that the loop streams, which is there; an index of
 a few bytes, as passes need it to see where an array is read and written; and a version of a buffer
 that a loop stores for its gradient: the loop back gets it by undoing writes
-(`undo-carried-writes`).
+(`undo-carried-writes`). Outside of loops what a branch made stays (3): it is kept once, and under
+`vmap`, which computes all branches, those that read one result compute the same, once (a `switch`
+over weights, gradients of a batch: else up to 1.8 times as long, in 4.8 times the memory).
 Source: https://github.com/jax-ml/jax/issues/8239.
 """
 
@@ -103,7 +105,10 @@ class DropDummyResiduals(Pass[Dummy | ReadInBranch]):
             yield from _dummy(op, op.result, op.operands[1:])
 
     def refuse(self, match: Dummy | ReadInBranch) -> str | None:
-        if not isinstance(match, Dummy) or match.value is None:
+        if isinstance(match, ReadInBranch):
+            label, is_alone = match.reads[0][1].label, loop_around(match.op) is None
+            return f"outside of loops {label} is kept once" if is_alone else None
+        if match.value is None:
             return None
         name, costly = match.value.label, not_repeatable(match.value, match.op)
         if costly is not None:  # (2)

@@ -182,48 +182,68 @@ def test_select_with_an_unspecified_case():
 def test_result_read_under_the_same_predicate():
     """(3) In the other cond's branch it is known which of the two values it is."""
 
-    def program(p, w, c):
-        d, r = lax.cond(p, lambda: (c * w, w), lambda: (c, jnp.sin(c)))
-        e = jnp.cumsum(d)
-        return r, lax.cond(p, lambda: e * r, lambda: e)
+    def program(ps, w, c):
+        def step(c, p):
+            d, r = lax.cond(p, lambda: (c * w, w), lambda: (c, jnp.sin(c)))
+            e = jnp.cumsum(d)
+            return r, lax.cond(p, lambda: e * r, lambda: e)
+
+        return lax.scan(step, c, ps)
 
     check_rewrite(
         DROP,
         program,
-        "bool[]",
+        "bool[2]",
         "f32[3]",
         "f32[3]",
         simplify=True,
         diff="""
-          fn (p:bool[], w:f32[3], c:f32[3]) {
-            r:f32[3], r1:f32[3] = cond p {
-              m:f32[3] = mul c w
-              yield m, w
-            } else {
-              s:f32[3] = sin c
-              yield c, s
+          fn (ps:bool[2], w:f32[3], c:f32[3]) {
+            c1:f32[3], ys:f32[2,3] = scan[2] carry(c=c) xs(x=ps) {
+              r:f32[3], r1:f32[3] = cond x {
+                m:f32[3] = mul c w
+                yield m, w
+              } else {
+                s:f32[3] = sin c
+                yield c, s
+              }
+              c1:f32[3] = cumsum[axis=0] r
+              r2:f32[3] = cond x {
+        -       m:f32[3] = mul c1 r1
+        +       m:f32[3] = mul c1 w
+                yield m
+              } else {
+                yield c1
+              }
+              yield carry(r1) ys(r2)
             }
-            c1:f32[3] = cumsum[axis=0] r
-            r2:f32[3] = cond p {
-        -     m:f32[3] = mul c1 r1
-        +     m:f32[3] = mul c1 w
-              yield m
-            } else {
-              yield c1
-            }
-            return r1, r2
+            return c1, ys
           }
         """,
     )
+
+
+def test_result_read_under_the_same_predicate_outside_of_loops():
+    """It is kept once: under `vmap` all cases would multiply by a weight of their own."""
+
+    def program(i, x, a, b):
+        y, r = lax.cond(i, lambda: (x @ a, a), lambda: (x @ b, b))
+        return lax.cond(i, lambda: jnp.sin(y) @ r, lambda: jnp.cos(y) @ r)
+
+    types = "bool[]", "f32[3]", "f32[3,3]", "f32[3,3]"
+    check_refuses(DROP, program, *types, because="outside of loops b is kept once")
 
 
 def test_result_read_in_a_loop_that_carries_the_predicate():
     """(3) A loop is no branch."""
 
     def program(p, w, c, xs):
-        d, r = lax.cond(p, lambda: (c * w, w), lambda: (c, c))
-        _, looped = lax.scan(lambda q, x: (q, r * x), p, xs)
-        return looped, lax.cond(p, lambda: d.sum() * r, lambda: d)
+        def step(c, _):
+            d, r = lax.cond(p, lambda: (c * w, w), lambda: (c, c))
+            _, looped = lax.scan(lambda q, x: (q, r * x), p, xs)
+            return lax.cond(p, lambda: d.sum() * r, lambda: d), looped
+
+        return lax.scan(step, c, length=2)
 
     types = "f32[3]", "f32[3]", "f32[2,3]"
     for p in (True, False):
@@ -234,13 +254,16 @@ def test_result_that_is_moved_in_its_branch():
     """(3) It is moved again where it is read, once for a loop that reads it."""
 
     def program(p, w, c, xs):
-        d, r = lax.cond(p, lambda: (c * w[0], w[1]), lambda: (c, w[2]))
-        looped = lambda: lax.scan(lambda c, x: (c * r + x, None), d, xs)[0]
-        return lax.cond(p, looped, lambda: d * r)
+        def step(c, _):
+            d, r = lax.cond(p, lambda: (c * w[0], w[1]), lambda: (c, w[2]))
+            looped = lambda: lax.scan(lambda c, x: (c * r + x, None), d, xs)[0]
+            return lax.cond(p, looped, lambda: d * r), None
+
+        return lax.scan(step, c, length=3)[0]
 
     for p in (True, False):
         graph = alone(DROP, program, jnp.bool_(p), "f32[3,4]", "f32[4]", "f32[2,4]", fires=True)
-        (loop,) = [op for op in graph.walk() if op.name == "scan"]
+        (loop,) = [op for op in graph.walk() if op.name == "scan" and op.length == 2]
         assert not any(op.name == "slice" for op in loop.body.walk())
 
 
@@ -248,8 +271,11 @@ def test_result_that_is_made_in_its_branch():
     """(3) The other cond is outside of it."""
 
     def program(p, w, c):
-        d, r = lax.cond(p, lambda: (c * w, jnp.sin(w)), lambda: (c, c))
-        return d, lax.cond(p, lambda: w * r, lambda: w)
+        def step(c, _):
+            d, r = lax.cond(p, lambda: (c * w, jnp.sin(w)), lambda: (c, c))
+            return lax.cond(p, lambda: w * r, lambda: w), d
+
+        return lax.scan(step, c, length=2)
 
     alone(DROP, program, "bool[]", "f32[3]", "f32[3]", fires=False)
 
