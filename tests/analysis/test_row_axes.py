@@ -13,6 +13,12 @@ from jaxpr_opt.testing import random_inputs, traced
 ROW = "f32[3,4]"
 READ = jax.vmap(lambda x, i: lax.dynamic_index_in_dim(x, i, keepdims=False))
 WRITE = jax.vmap(lambda x, i, u: x.at[i].set(u))
+
+
+def convolved(images, kernels, **groups):
+    return lax.conv_general_dilated(images, kernels, (1,), "SAME", **groups)
+
+
 FOLLOWED = {
     "elementwise": (jnp.tanh, ROW),
     "with one for all": (lambda x, y: x + y[None], ROW, "f32[4]"),
@@ -38,6 +44,8 @@ FOLLOWED = {
     "a matrix times it": (lambda x, w: jnp.einsum("wk,bk->wb", w, x), ROW, "f32[5,4]"),
     "batched product": (lambda x, y: jnp.einsum("bk,bkn->nb", x, y), ROW, "f32[3,4,2]"),
     "batched other factor": (lambda y, x: jnp.einsum("bk,bkn->nb", x, y), "f32[3,4,2]", ROW),
+    "images": (lambda x, w: convolved(x[:, None], w), ROW, "f32[5,1,2]"),
+    "kernels": (lambda w, x: convolved(x, w[:, None]), ROW, "f32[2,1,9]"),
     "read": (READ, "f32[3,4,2]", "i32[3]"),
     "read at": (lambda i, x: x[i], "i32[3]", "f32[7,2]"),
     "read at one place": (lambda x, i: x[:, i], "f32[3,4,2]", "i32[]"),
@@ -59,6 +67,19 @@ LOST = {
     "rows between": (lambda x: jnp.pad(x, ((1, 0), (0, 0))), ROW),
     "reshaped across rows": (lambda x: x.reshape(4, 3), ROW),
     "contracted": (lambda x, y: jnp.einsum("bk,bn->kn", x, y), ROW, ROW),
+    "features": (lambda x, w: convolved(x[None], w), ROW, "f32[5,3,2]"),
+    "features of kernels": (lambda w, x: convolved(x, w[None]), ROW, "f32[2,3,9]"),
+    "samples": (lambda x, w: convolved(x.T[:, None], w), ROW, "f32[5,1,2]"),
+    "groups of images": (
+        lambda x, w: convolved(x[:, None], w, batch_group_count=3),
+        ROW,
+        "f32[3,1,2]",
+    ),
+    "groups of features": (
+        lambda w, x: convolved(x, w[:, None], feature_group_count=3),
+        ROW,
+        "f32[2,3,9]",
+    ),
     "a window of rows": (lambda x, i: lax.dynamic_slice(x, (i, 0), (2, 4)), ROW, "i32[]"),
     "some rows written": (lambda u, x: lax.dynamic_update_slice(x, u, (1, 0)), ROW, "f32[5,4]"),
     "rows read": (lambda x, i: x[i], ROW, "i32[5]"),

@@ -11,6 +11,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.compute_added_rows import ComputeAddedRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone
+from tests.graphs import scans
 from tests.loops import alone
 
 ADDED = ComputeAddedRows()
@@ -60,6 +61,17 @@ STEPS = {
         ).sum((0, 1))
     ),
 }
+
+
+def convolved(images, w):
+    """Each row is an image of one line and one feature."""
+    return lax.conv_general_dilated(images[:, None], w[:1, None, :5], (1,), "SAME")[:, 0]
+
+
+STEPS |= {
+    "an image": lambda c, w, i: c + row(convolved(jnp.tanh(c), w), i),
+    "an image of two": lambda c, w, i: c + row(convolved(jnp.sin(convolved(c, w)), w.T), i),
+}
 TYPES = f"f32[{ROWS},{SIZE}]", f"f32[{SIZE},{SIZE}]", "i32[5]"
 
 
@@ -80,6 +92,15 @@ def test_the_whole_pipeline(step):
     )
     want = looped(step)(*given)
     assert_close(optimize(looped(step))(*given), want)
+
+
+def test_images_of_a_convolution():
+    """(1, 2) No whole convolution is left in the loop back, for the kernels, either."""
+    graph = alone(ADDED, looped(STEPS["an image"]), *TYPES, fires=True)
+    back = scans(graph)[-1]
+    made = [op for op in back.walk() if op.name == "conv_general_dilated"]
+    assert len(made) == 2
+    assert all(ROWS not in (*v.shape, *op.result.shape) for op in made for v in op.operands)
 
 
 def written(c, i):

@@ -47,6 +47,30 @@ def test_a_layer_for_one_row():
     )
 
 
+@pytest.mark.parametrize(("axis", "shape"), [(0, (1, 6, 16)), (1, (32, 1, 16))])
+def test_an_image_or_a_kernel_of_a_convolution(axis, shape):
+    """(1)"""
+
+    def program(images, kernels, i):
+        made = lax.conv_general_dilated(images, kernels, (1,), "SAME")
+        starts = [i if a == axis else jnp.int32(0) for a in range(3)]
+        return read(jnp.tanh(made), *starts, sizes=shape)
+
+    graph = alone(READ, program, "f32[32,2,16]", "f32[6,2,3]", "i32[]", fires=True)
+    (made,) = (op for op in graph.walk() if op.name == "conv_general_dilated")
+    assert made.result.shape == shape
+
+
+def test_groups_of_a_convolution_are_left():
+    """(1)"""
+
+    def program(images, kernels, i):
+        made = lax.conv_general_dilated(images, kernels, (1,), "SAME", feature_group_count=2)
+        return read(made, i, jnp.int32(0), jnp.int32(0), sizes=(1, 6, 16))
+
+    alone(READ, program, "f32[32,2,16]", "f32[6,1,3]", "i32[]", fires=False)
+
+
 def test_a_value_that_is_read_twice_is_computed_once():
     """(2) A softmax reads its input and its sum; both need the same rows."""
 

@@ -21,13 +21,13 @@ from jaxpr_opt.analysis.windows.read_rows import BY_ROWS
 from jaxpr_opt.analysis.windows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.windows.scatter_chains import Link, Piece, added, is_read_nowhere
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import axes_of, numbers_of
+from jaxpr_opt.bridge.parameters import axes_of, groups_of, numbers_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import Readers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
 
-_PRODUCTS = frozenset({"div", "dot_general", "mul"})
+_PRODUCTS = frozenset({"conv_general_dilated", "div", "dot_general", "mul"})
 Axes = tuple[int | None, ...]
 
 
@@ -177,13 +177,23 @@ def _summed(op: Op, known: Mapping[int, int | None]) -> Axes | None:
     ((place, axis),) = known.items() if len(known) == 1 else ((0, None),)
     if op.name == "reduce_sum":
         return (axis,) if axis in axes_of(op) else None
-    if op.name != "dot_general" or axis is None:
+    if axis is None:
         return None
-    contracted, _ = numbers_of(op)
-    pairs = dict(zip(contracted[place], contracted[1 - place], strict=True))
+    pairs = _multiplied(op, place)
     if axis not in pairs:
         return None
     return (axis, pairs[axis]) if place == 0 else (pairs[axis], axis)
+
+
+def _multiplied(op: Op, place: int) -> dict[int, int]:
+    """The axes of a factor over which a product sums up; each with that of the other factor."""
+    if op.name == "conv_general_dilated" and groups_of(op) == (1, 1):
+        specs = numbers_of(op).lhs_spec, numbers_of(op).rhs_spec
+        return {specs[place][1]: specs[1 - place][1]}
+    if op.name != "dot_general":
+        return {}
+    contracted, _ = numbers_of(op)
+    return dict(zip(contracted[place], contracted[1 - place], strict=True))
 
 
 def _is_symbolic(op: Op, is_fixed: Callable[[Value], bool]) -> bool:

@@ -21,11 +21,11 @@ from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value
 from jaxpr_opt.ir.nesting import with_parents
 from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, REDUCING
 
+_PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 _KEEPS_ROWS = frozenset({
-    "broadcast_in_dim", "concatenate", "dot_general", "reshape", "rev", "sort", "squeeze",
-    "transpose",
+    "broadcast_in_dim", "concatenate", "reshape", "rev", "sort", "squeeze", "transpose",
 })  # fmt: skip
-BY_ROWS = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _KEEPS_ROWS
+BY_ROWS = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _KEEPS_ROWS | _PRODUCTS
 """Ops that compute fewer rows as they compute all, with the same parameters but for the shape of
 the result.
 """
@@ -77,7 +77,7 @@ class ReadRows:
         bytes that is in all runs, and how many bytes less the product makes.
         """
         for op, parts in self.ops.items():
-            if op.name != "dot_general":
+            if op.name not in _PRODUCTS:
                 continue
             made = self._nbytes(op.result, self.needed[op.result])
             for factor, part in zip(op.operands, parts, strict=True):

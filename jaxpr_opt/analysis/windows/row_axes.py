@@ -20,6 +20,7 @@ from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     dimension_of,
     dimensions_of,
+    groups_of,
     is_in_order,
     limits_of,
     numbers_of,
@@ -137,6 +138,14 @@ def _dot_general(op: Op, position: int, axis: int) -> int | None:
     return place if position == 0 else place + rank - len(contracting[0]) - len(batch[0])
 
 
+def _convolution(op: Op, position: int, axis: int) -> int | None:
+    """Images, and what each kernel makes of them, unless there are groups of either."""
+    numbers = numbers_of(op)
+    spec = (numbers.lhs_spec, numbers.rhs_spec)[position]
+    is_apart = groups_of(op) == (1, 1) and axis == spec[0]
+    return int(numbers.out_spec[position]) if is_apart else None
+
+
 def _gather(op: Op, position: int, axis: int) -> int | None:
     numbers, (array, index) = numbers_of(op), op.operands
     batching = dict(
@@ -193,6 +202,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(INDEXED_WRITES, _scatter),
     **dict.fromkeys(OF_MATRICES, _of_matrices),
     "broadcast_in_dim": _broadcast,
+    "conv_general_dilated": _convolution,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
