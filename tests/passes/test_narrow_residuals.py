@@ -1030,6 +1030,25 @@ def test_a_mask_is_stored_before_it_is_repeated():
     assert kept == [8 * 16 * 16]
 
 
+@pytest.mark.parametrize(
+    ("made", "fires"),
+    [
+        (lambda b: (b - 1.0) * (b + 1.0), True),
+        (lambda b: (b[1:] - 1.0) * (b[:-1] + 1.0), False),
+    ],
+)
+def test_neighbours_of_neighbours(made, fires):
+    """Cost: XLA computes each as often as it is read, and not several at once."""
+
+    def loss(c, xs):
+        def step(c, x):
+            return c * 0.9 + jnp.sum(made(made(made(c - x)))), None
+
+        return jnp.sum(lax.scan(step, c, xs)[0])
+
+    alone(NARROW, jax.grad(loss), "f32[4000]", "f32[8,4000]", fires=fires)
+
+
 def test_read_more_often_than_made():
     """Cost: what is made once before a loop would be made again in each of its steps."""
 

@@ -6,6 +6,7 @@ the planner, from the question to the answer
 `cuts`                                            residuals; cuts of a step; the cheapest cut
 `suppliers`                                       a table: other sources of a value
 `repeated_ops`                                    a table: ops that readers may compute again
+`shifted_reads`                                   how often neighbours are computed again
 `residual_prices`                                 both tables as prices of a network
 `networks`                                        the minimum cut
 what suppliers ask

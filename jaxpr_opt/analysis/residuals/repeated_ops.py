@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
+from jaxpr_opt.analysis.residuals.shifted_reads import times_read
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, paired, routes
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
 from jaxpr_opt.analysis.residuals.versions import restored, undoable
@@ -40,6 +41,8 @@ class StepPrices:
     """Versions of buffers that the readers have, as writes are undone."""
     spread: Set[Value]
     """What is repeated along axes of what is made of it."""
+    times: Mapping[Value, float]
+    """How often each element of a value is computed, where its neighbours are read, too."""
     long_rows: Set[Op]
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     windows: Mapping[Op, int]
@@ -63,6 +66,7 @@ def step_of(scan: Scan) -> StepPrices:
         stacked=stacked_bytes(scan),
         restored=whole,
         spread=_spread(scan),
+        times=times_read(scan),
         long_rows=_long_rows(scan, whole),
         windows=_windows(scan) | {op: windows_read(op) for op in fetched},
         fetched=fetched,
@@ -90,7 +94,9 @@ def _fused(step: StepPrices, op: Op) -> float | None:
     made = op.results[0]
     if _is_of_pairs(op) and step.model.is_short(made.shape[-1]):
         return step.model.by_places(made)
-    return (step.model.one_by_one if made in step.spread else step.model.elementwise)(made)
+    times = step.times.get(made, 1.0)
+    is_alone = made in step.spread or times > 1
+    return times * (step.model.one_by_one if is_alone else step.model.elementwise)(made)
 
 
 def _is_of_pairs(op: Op) -> bool:
