@@ -37,6 +37,8 @@ _JIT = (
     "jaxpr in_shardings out_shardings in_layouts out_layouts inline donated_invars"
     " compiler_options_kvs ctx_mesh? keep_unused? name?"
 )
+CUSTOM_JVP = "custom_jvp_call"
+
 _REMAT = "jaxpr policy prevent_cse differentiated?"
 
 _TABLE = {
@@ -50,6 +52,7 @@ _TABLE = {
     " lhs_dilation rhs_dilation window_strides precision? preferred_element_type? out_sharding?",
     "convert_element_type": "new_dtype weak_type sharding?",
     "cumsum": "axis reverse",
+    CUSTOM_JVP: "call_jaxpr jvp_jaxpr_fun num_consts symbolic_zeros",
     "custom_linear_solve": "const_lengths jaxprs",
     "dot_general": "dimension_numbers precision? preferred_element_type? out_sharding?",
     "dynamic_slice": "slice_sizes",
@@ -390,6 +393,18 @@ def first_right_side_of(solve: Equation) -> int:
 def callee_of(op: Equation) -> Any:
     """The jaxpr of a call that is kept, of custom derivatives for one; None if it is no call."""
     return op.params.get("call_jaxpr")
+
+
+def has_plain_rule(call: Any) -> bool:
+    """Whether the rule of a call of a custom derivative is of its operands only, and is told no
+    zeros.
+    """
+    return not call.params["num_consts"] and not call.params["symbolic_zeros"]
+
+
+def jaxpr_of_jit(call: Any) -> Any:
+    """What a `jit` calls."""
+    return call.params["jaxpr"]
 
 
 def mesh_of(op: Equation) -> Any:

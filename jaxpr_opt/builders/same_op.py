@@ -9,6 +9,7 @@ from typing import Any
 from jax import lax
 
 from jaxpr_opt.bridge import compat
+from jaxpr_opt.ir.by_element import by_element
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -28,6 +29,8 @@ def on_others(
 
 def bound(op: Op, *values: Any, params: dict[str, Any] | None = None) -> Any:
     """The same, of JAX's values."""
+    if (call := by_element(op)) is not None:
+        return call(*values)
     assert op.primitive is not None
     (result,) = compat.bind(op.primitive, values, op.params if params is None else params)
     return result

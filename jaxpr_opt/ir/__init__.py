@@ -10,6 +10,7 @@ what it says of ops
 `dataflow`                    what values are made of, and what is made of them
 `nesting`                     what an op is in
 `traits`                      facts about primitives
+`by_element`                  functions of each element that have a rule for their derivative
 `places`                      the user's line, and the size of a value
 `devices`                     whether arrays are divided over devices
 `unrolling`                   how many steps of a loop run as one

@@ -17,7 +17,7 @@ from jaxpr_opt.analysis.values.linearity import (
     is_transposed,
     linear_operands,
 )
-from jaxpr_opt.analysis.windows.read_rows import BY_ROWS
+from jaxpr_opt.analysis.windows.read_rows import makes_rows
 from jaxpr_opt.analysis.windows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.windows.scatter_chains import Link, Piece, added, is_read_nowhere
 from jaxpr_opt.bridge import dtypes
@@ -146,7 +146,7 @@ def _rows(op: Op, axes: Mapping[Value, int | None]) -> tuple[Axes, int | None] |
     """Of which rows of each operand an op makes those of its result, and the axis of these; None if
     it needs more.
     """
-    if len(op.results) != 1 or op.name not in BY_ROWS:
+    if len(op.results) != 1 or not makes_rows(op):
         return None
     is_fixed: Callable[[Value], bool] = lambda v: axes.get(v) is None  # noqa: E731
     moving = linear_operands(op, is_fixed)

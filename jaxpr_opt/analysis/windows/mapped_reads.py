@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.read_rows import BY_ROWS, AxesOfPart
+from jaxpr_opt.analysis.windows.read_rows import AxesOfPart, makes_rows
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.bridge.parameters import is_resharded, mode_of, numbers_of, slice_sizes_of
 from jaxpr_opt.cost import limits
@@ -193,7 +193,7 @@ def _made(op: Op, found: MappedReads) -> Mapping[Value, AxesOfPart] | None:
 
 def is_by_rows(op: Op | None) -> bool:
     """Whether an op may compute each row of its one result by itself."""
-    if op is None or len(op.results) != 1 or op.name not in BY_ROWS or is_resharded(op):
+    if op is None or len(op.results) != 1 or not makes_rows(op) or is_resharded(op):
         return False
     return not any(map(is_sharded, (op.result, *op.operands))) and is_sized(op.result.shape)
 

@@ -15,6 +15,7 @@ from math import prod
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.selections import Selection, selection
 from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.by_element import by_element
 from jaxpr_opt.ir.dataflow import Makers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Cond, Op, Remat, Scan, Value
@@ -25,10 +26,16 @@ _PRODUCTS = frozenset({"conv_general_dilated", "dot_general"})
 _KEEPS_ROWS = frozenset({
     "broadcast_in_dim", "concatenate", "reshape", "rev", "sort", "squeeze", "transpose",
 })  # fmt: skip
-BY_ROWS = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _KEEPS_ROWS | _PRODUCTS
+_BY_ROWS = (ELEMENTWISE - {"name"}) | REDUCING | CUMULATIVE | _KEEPS_ROWS | _PRODUCTS
 """Ops that compute fewer rows as they compute all, with the same parameters but for the shape of
 the result.
 """
+
+
+def makes_rows(op: Op) -> bool:
+    """Whether an op computes fewer rows as it computes all: `same_op` makes it again for them."""
+    return op.name in _BY_ROWS or by_element(op) is not None
+
 
 AxesOfPart = dict[int, int]
 """Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
@@ -117,7 +124,7 @@ def _read_by_rows(array: Value, whole: Container[Op]) -> tuple[set[Op], list[Sel
         found = [selection(user) for user in op.result.users if user not in ops]
         rows = [each for each in found if each is not None and each.array is op.result]
         is_many = len(reads) + len(rows) > limits.READS_OF_ROWS or len(ops) == limits.OPS_OF_ROWS
-        if op in whole or op.name not in BY_ROWS or is_many:
+        if op in whole or not makes_rows(op) or is_many:
             continue
         # Conditions 2, 3 of compute-read-rows.
         if len(rows) < len(found) or not all(map(_is_counted, rows)):

@@ -16,6 +16,7 @@ from jaxpr_opt.analysis.windows.window_primitives import (
     window_sizes,
 )
 from jaxpr_opt.bridge.parameters import (
+    CUSTOM_JVP,
     axes_of,
     broadcast_dimensions_of,
     dimension_of,
@@ -30,6 +31,7 @@ from jaxpr_opt.bridge.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.ir.by_element import by_element
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.traits import CUMULATIVE, ELEMENTWISE, OF_MATRICES, REDUCING
 
@@ -55,6 +57,10 @@ def _same(op: Op, position: int, axis: int) -> int | None:
     """Axes of one element are repeated."""
     shape, made = op.operands[position].shape, op.results[0].shape
     return axis if len(shape) == len(made) and shape[axis] == made[axis] else None
+
+
+def _custom(op: Op, position: int, axis: int) -> int | None:
+    return _same(op, position, axis) if by_element(op) is not None else None
 
 
 def _leading(op: Op, position: int, axis: int) -> int | None:
@@ -202,6 +208,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(INDEXED_WRITES, _scatter),
     **dict.fromkeys(OF_MATRICES, _of_matrices),
     "broadcast_in_dim": _broadcast,
+    CUSTOM_JVP: _custom,
     "conv_general_dilated": _convolution,
     "dot_general": _dot_general,
     "dynamic_slice": _dynamic_slice,
