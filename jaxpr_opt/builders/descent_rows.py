@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from jaxpr_opt.analysis.windows.descents import Descent
 from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.builders.at_most_once import at_most_once
 from jaxpr_opt.builders.repeated_rows import by_row
-from jaxpr_opt.builders.same_op import evaluated, spread
+from jaxpr_opt.builders.same_op import evaluated, repeated
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -25,14 +25,13 @@ def new_row(found: Descent, piece: Piece, rw: Rewriter) -> Value:
     if piece.repeats:
         update = rw.insert(partial(by_row, piece), *piece.indices, update, before=last)
     old = rw.insert(piece.read, found.array, *piece.indices, before=last)
-    scalars = found.scalars.values()
-    return rw.insert(partial(_stepped, found), old, update, *scalars, before=last)
+    return rw.insert(partial(_stepped, found, piece), old, update, *_sources(found), before=last)
 
 
 def new_term(found: Descent, piece: Piece, rw: Rewriter) -> Value:
     """The term that a piece adds to the array."""
-    scalars = found.scalars.values()
-    return rw.insert(partial(_added, found), piece.update, *scalars, before=found.last)
+    code = partial(_added, found, piece)
+    return rw.insert(code, piece.update, *_sources(found), before=found.last)
 
 
 def with_rows(
@@ -63,13 +62,12 @@ def chosen(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) ->
     if not found.unknown:
         return write(found.array, last)
     kept, changed = rw.new_region(), rw.new_region()
-    zero, scalars = _zero(found, rw), found.scalars.values()
-    whole = rw.insert(
-        partial(_stepped_everywhere, found), found.array, zero, *scalars, before=changed.terminator
-    )
+    zero, end = _zero(found, rw), changed.terminator
+    everywhere = partial(_stepped_everywhere, found)
+    whole = rw.insert(everywhere, found.array, zero, *_sources(found), before=end)
     for branch, array in ((kept, found.array), (changed, whole)):
         rw.set_outputs(branch, [write(array, branch.terminator)])
-    keeps = rw.insert(lambda x: x == 0, zero, before=last)
+    keeps = rw.insert(lambda x: jnp.all(x == 0), zero, before=last)
     return rw.new_cond(keeps, [changed, kept], like=last, before=last).result
 
 
@@ -81,42 +79,70 @@ def updated(found: Descent, write: Callable[[Value, Op], Value], rw: Rewriter) -
     written = write(found.array, last)
     if not found.unknown:
         return written
-    zero, scalars = _zero(found, rw), found.scalars.values()
+    zero, sources = _zero(found, rw), _sources(found)
 
     def changed(arrays: Sequence[Value], before: Op) -> list[Value]:
         everywhere = partial(_stepped_everywhere, found)
-        return [write(rw.insert(everywhere, *arrays, zero, *scalars, before=before), before)]
+        return [write(rw.insert(everywhere, *arrays, zero, *sources, before=before), before)]
 
-    asked = rw.insert(lambda x: x != 0, zero, before=last)
+    asked = rw.insert(lambda x: jnp.any(x != 0), zero, before=last)
     return at_most_once(asked, [written], changed, last, last, rw)[0]
+
+
+def _sources(found: Descent) -> list[Value]:
+    return [each.source for each in found.shared.values()]
 
 
 # Condition 2 of update-rows.
 def _zero(found: Descent, rw: Rewriter) -> Value:
-    """The number that is added, or subtracted, where the gradient is zero: zero, or NaN."""
-    return rw.insert(partial(_term_of_zero, found), *found.scalars.values(), before=found.last)
+    """What is added, or subtracted, where the gradient is zero: zeros, or some are NaN.  It is as
+    long as the array along the axes along which windows are, else of one element.
+    """
+    return rw.insert(partial(_term_of_zero, found), *_sources(found), before=found.last)
 
 
-def _term_of_zero(found: Descent, *scalars: Any) -> Any:
-    zero = jnp.zeros((), found.dense.dtype)
-    return _followed(found, zero, dict(zip(found.scalars, scalars, strict=True)))
+def _term_of_zero(found: Descent, *sources: Any) -> Any:
+    zeros = jnp.zeros(_elsewhere(found), found.dense.dtype)
+    return _followed(found, zeros, _given(found, sources, zeros.shape))
 
 
-def _stepped(found: Descent, old: Any, update: Any, *scalars: Any) -> Any:
+def _elsewhere(found: Descent) -> tuple[int, ...]:
+    """The shape of one element for all places of windows."""
+    return tuple(n if d in found.whole else 1 for d, n in enumerate(found.array.shape))
+
+
+def _given(
+    found: Descent,
+    sources: Iterable[Any],
+    shape: tuple[int, ...],
+    to: Mapping[int, int] | None = None,
+) -> dict[Value, Any]:
+    """What is shared, repeated for elements of another shape, where `to` says which of its axes
+    those of the array are.
+    """
+    made = {}
+    for (value, each), x in zip(found.shared.items(), sources, strict=True):
+        axes = [d if to is None else to[d] for d in each.axes]
+        made[value] = repeated(x, shape, axes) if value.shape else x
+    return made
+
+
+def _stepped(found: Descent, piece: Piece, old: Any, update: Any, *sources: Any) -> Any:
     """The step of rows: all ops are elementwise."""
-    given = spread(found.scalars, scalars, update.shape)
+    given = _given(found, sources, update.shape, piece.whole_axes)
     return _ending(found, old, _followed(found, update, given), given)
 
 
-def _stepped_everywhere(found: Descent, array: Any, term: Any, *scalars: Any) -> Any:
+def _stepped_everywhere(found: Descent, array: Any, term: Any, *sources: Any) -> Any:
     """The array with one number added to all elements, or subtracted."""
-    given = spread(found.scalars, scalars, array.shape)
-    return _ending(found, array, lax.broadcast(term, array.shape), given)
+    given = _given(found, sources, array.shape)
+    laid = lax.broadcast_in_dim(term, array.shape, range(array.ndim))
+    return _ending(found, array, laid, given)
 
 
-def _added(found: Descent, update: Any, *scalars: Any) -> Any:
-    """The term that the step adds to the rows: nothing if a scalar chooses the old array."""
-    given = spread(found.scalars, scalars, update.shape)
+def _added(found: Descent, piece: Piece, update: Any, *sources: Any) -> Any:
+    """The term that the step adds to the rows: nothing if a choice is for the old array."""
+    given = _given(found, sources, update.shape, piece.whole_axes)
     term = _followed(found, update, given)
     term = lax.neg(term) if found.op.name == "sub" else term
     if not found.choices:

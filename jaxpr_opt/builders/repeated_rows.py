@@ -22,10 +22,11 @@ from jaxpr_opt.analysis.windows.scatter_chains import Piece
 from jaxpr_opt.analysis.windows.window_primitives import (
     leading_rows,
     mirrored,
+    scatter_numbers,
     window_sizes,
 )
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import mode_of, numbers_of
+from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Value
 
@@ -169,7 +170,7 @@ def _put(piece: Piece) -> Literal["add", "set"]:
 
 def _where(piece: Piece) -> tuple[Value, tuple[int, ...]]:
     """The indices of a scatter, and those of their axes that run over a batch."""
-    return piece.indices[0], tuple(numbers_of(piece.op).scatter_indices_batching_dims)
+    return piece.indices[0], tuple(scatter_numbers(piece.op).scatter_indices_batching_dims)
 
 
 def _compared(pieces: Sequence[Piece]) -> float:
@@ -224,7 +225,7 @@ def _count(index: jax.Array | Value) -> int:
 
 def _order(piece: Piece, update: jax.Array) -> tuple[int, list[int]]:
     """How many axes of an update number its windows, and all of them, those first."""
-    windows = numbers_of(piece.op).update_window_dims
+    windows = scatter_numbers(piece.op).update_window_dims
     lead = [axis for axis in range(update.ndim) if axis not in windows]
     return len(lead), [*lead, *windows]
 
@@ -238,7 +239,7 @@ def _rows(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
 
 def _flat(piece: Piece, index: jax.Array) -> jax.Array:
     """The places of windows, one after the other: an index that is clamped is another's."""
-    batch = numbers_of(piece.op).scatter_indices_batching_dims
+    batch = scatter_numbers(piece.op).scatter_indices_batching_dims
     sizes, (_, most) = _sizes(piece), dtypes.limits(index.dtype)
     if any(size > most for size in sizes):
         index, most = lax.convert_element_type(index, np.int32), np.iinfo(np.int32).max

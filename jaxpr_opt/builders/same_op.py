@@ -50,3 +50,13 @@ def spread(
     """Scalars, for the values that are or repeat them, repeated for elements of another shape."""
     pairs = zip(values, scalars, strict=True)
     return {value: lax.broadcast(x, shape) if value.shape else x for value, x in pairs}
+
+
+def repeated(array: Any, shape: tuple[int, ...], axes: Sequence[int]) -> Any:
+    """An array repeated for elements of another shape, where its axes that are longer than one are
+    these, in any order.
+    """
+    long = [n for n in array.shape if n != 1]
+    array = array if array.ndim == len(long) else lax.reshape(array, long)
+    order = sorted(range(len(axes)), key=axes.__getitem__)
+    return lax.broadcast_in_dim(lax.transpose(array, order), shape, sorted(axes))

@@ -12,26 +12,45 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece
 from jaxpr_opt.analysis.windows.states import States
+from jaxpr_opt.analysis.windows.window_primitives import single_axes
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
+from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.builders.repeated_rows import ScatteredRows
 from jaxpr_opt.builders.same_op import bound
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import ELEMENTWISE, PICKING
 
 
-def operands(found: States) -> list[Value]:
+def operands(found: States, rw: Rewriter) -> list[Value]:
     """The values that a step reads: row indices, updates, outer arrays, scalars, carried arrays."""
+    rows = [_row(piece, found.body.terminator, rw) for piece in found.pieces]
     return [
-        *(piece.indices[0] for piece in found.pieces),
-        *(piece.update for piece in found.pieces),
+        *(index for index, _ in rows),
+        *(update for _, update in rows),
         *found.outer,
         *found.scalars.values(),
         *found.changing.values(),
         *(array.param for array in found.arrays),
     ]
+
+
+def _row(piece: Piece, before: Op, rw: Rewriter) -> tuple[Value, Value]:
+    """Where windows are, and what is added to them, as of a scatter."""
+    if piece.op.name in SCATTERS:
+        return piece.indices[0], piece.update
+    axes, shape = single_axes(piece.op), piece.result.shape
+
+    def index(*starts: jax.Array) -> jax.Array:
+        return jnp.stack([in_range(starts[axis], shape[axis] - 1) for axis in axes])
+
+    rest = [n for axis, n in enumerate(shape) if axis not in axes]
+    update = rw.reshape(piece.update, rest, before=before)
+    return rw.insert(index, *piece.indices, before=before), update
 
 
 def stays_at_start(found: States, *given: Any) -> jax.Array:

@@ -36,7 +36,8 @@ go through it, and the write waits for a zero that is made of the quotient::
 Both are the identity, so they are always sound. They are inserted where
 
 1. the loop carries one buffer throughout the step: by elementwise ops of the same elements (a
-   stencil also reads neighbours), and by ops that write, add to or combine windows, one or several;
+   stencil also reads neighbours), by ops that write, add to or combine windows, one or several, and
+   by inner loops that carry it so;
 2. all other reads of the overwritten version are windows, in the loop's body, at indices that do
    not depend on the write, nor on an op that must stay behind one; or reads that the write depends
    on anyway;

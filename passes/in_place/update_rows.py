@@ -29,9 +29,11 @@ A step of gradient descent with a table. Sound when
    (`jaxpr_opt.analysis.windows.descents`), through ops that keep zeros: products with
    scalars, quotients by them, and what numbers that are known make zero of zero, as in
    ``clip(g, -1, 1)``; what else reads the intermediate arrays reduces them, as a norm does. The
-   sum, or the array as it was, may be chosen by a scalar: then so are the rows;
-2. an unknown scalar may be NaN or infinite, and make NaN of zeros: each step tests for that, and if
-   so, sets all other elements to the result;
+   sum, or the array as it was, may be chosen by a scalar: then so are the rows. In place of a
+   scalar there may be a number for each array of a batch, or for each column: what is the same
+   along the axes along which windows have places;
+2. such a number that is unknown may be NaN or infinite, and make NaN of zeros: each step tests for
+   that, and if so, sets all other elements to the result;
 3. windows of one op are equal or disjoint: then each sums all that belongs to its row, in the order
    of the rows, and equal rows get equal writes;
 4. windows of several ops are disjoint.

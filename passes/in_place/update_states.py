@@ -61,8 +61,8 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS
 from jaxpr_opt.analysis.windows.states import States, Updated, states
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders import state_rows
 from jaxpr_opt.builders.at_most_once import at_most_once
 from jaxpr_opt.builders.repeated_rows import has_rows, is_alike, is_less
@@ -92,7 +92,7 @@ class UpdateStates(Pass[SparseStatesUpdate]):
     )
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"
-    primitives: ClassVar[frozenset[str]] = SCATTERS
+    primitives: ClassVar[frozenset[str]] = WRITES
 
     def find(self, op: Op) -> Iterator[SparseStatesUpdate]:
         found = states(op)
@@ -174,7 +174,7 @@ def _flag(found: States, rw: Rewriter) -> Value:
 
 def _updated(found: States, flag: Value, rw: Rewriter) -> list[Value]:
     """The next arrays: updated by rows, or with all elements computed."""
-    operands, end, count = state_rows.operands(found), found.body.terminator, len(found.arrays)
+    operands, end, count = state_rows.operands(found, rw), found.body.terminator, len(found.arrays)
 
     def made(*given: jax.Array) -> list[jax.Array]:
         written, new, *flags = state_rows.changed(found, *given)

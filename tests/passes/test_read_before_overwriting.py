@@ -318,6 +318,19 @@ def test_in_a_while():
     alone(BARRED, program, jnp.arange(8.0), jnp.int32(3), jnp.int32(4), fires=True)
 
 
+@pytest.mark.parametrize(("again", "fires"), [(jnp.sin, True), (jnp.cumsum, False)])
+def test_a_loop_after_the_write(again, fires):
+    """(1) It may run no step, and hands on the buffer if each step does."""
+
+    def step(c, i, j):
+        x = read(c, i)
+        c = write(c, x, j)
+        done = lambda state: (False, again(state[1]))
+        return lax.while_loop(lambda state: state[0], done, (j > 99, c))[1], x
+
+    alone(BARRED, stepping(step), *PLACES, fires=fires)
+
+
 def test_a_read_that_a_branch_uses():
     """What is inside of other ops reads the barred value too."""
 

@@ -240,6 +240,60 @@ def test_a_batch_of_tables(step, mode, shared):
     same(twice, tables, np.stack([many, many + 1]), given, rates)
 
 
+@pytest.mark.parametrize("step", [scheduled, CHOSEN["if it is finite"], CHOSEN["or else"]])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("rate", [0.5, np.inf, np.nan])
+def test_a_batch_of_rates(step, shared, rate):
+    """(1, 2) One rate for each table: not finite, it makes NaN of that table alone."""
+    table, ids, us, rates = arguments()
+    tables, two = jnp.stack([table, 2 * table]), jnp.stack([rates, rates.at[2].set(rate)])
+    axes, many = (0, None if shared else 0, 0, 0), ids if shared else np.stack([ids, ids[::-1]])
+    for out in (0, 1):
+        same(jax.vmap(descent(step), axes, out), tables, many, jnp.stack([us, 3 * us]), two)
+
+
+RATES = np.array([0.5, 0.25, 2.0], np.float32)
+BY_COLUMN = {
+    "in a row": lambda p, g, r: p - r * RATES * g,
+    "in each step": lambda p, g, r: p - (r * RATES)[None] * g,
+    "divided": lambda p, g, r: p - r * (g / RATES),
+    "chosen": lambda p, g, r: jnp.where((RATES > r)[None], p - 0.1 * g, p),
+}
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize("step", BY_COLUMN.values(), ids=BY_COLUMN)
+def test_a_rate_for_each_column(step, rate):
+    """(1, 2) One that is not finite makes NaN of its column."""
+    _, ids, us, rates = arguments()
+    table, us = jnp.ones((128, 3)), jnp.concatenate([us, us[..., :1]], -1)
+    same(descent(step), table, ids, us, rates.at[2].set(rate))
+    same(reading(step), table, ids[:, 0], rates.at[2].set(rate))
+
+
+def reading(step):
+    """A loop whose step reads one row of a table."""
+
+    def program(table, ids, rates):
+        def one(table, x):
+            i, rate = x
+            gradient = jax.grad(lambda t: jnp.sum(jnp.sin(t[i])))(table)
+            return step(table, gradient, rate), None
+
+        return lax.scan(one, table, (ids, rates))[0]
+
+    return program
+
+
+def test_rates_in_a_column():
+    """(1) Where each row has a rate, one that is not finite makes NaN of a row that is zero."""
+    column = lambda p, g, r: p - (r * jnp.arange(128.0))[:, None] * g
+    alone(UPDATE, descent(column), *TYPES, fires=False)
+    alone(UPDATE, reading(column), TYPES[0], "i32[4]", TYPES[3], fires=False)
+    by_row = lambda p, g, r: jnp.where(jnp.arange(128)[:, None] > r, p - 0.1 * g, p)
+    alone(UPDATE, descent(by_row), *TYPES, fires=False)
+
+
 def test_a_large_batch():
     """Places are compared within a table only."""
     program = jax.vmap(descent(fixed), (0, 0, 0, None))

@@ -40,6 +40,7 @@ one op
 sums of windows
 `scatter_chains`            zeros, or an array, to which windows are added: a `Chain`
 `disjoint_pieces`, `sums`   which of these windows may be the same, and how they are added
+`shared_operands`           operands that are the same along the axes of their places
 `descents`, `states`        arrays that a sparse gradient changes in some rows
 `zero_gradients`            what ops make where it is zero
 `made_of_rows`              what they make of all of it

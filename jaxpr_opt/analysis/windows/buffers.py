@@ -167,8 +167,8 @@ def is_handed_on(write: Op, body: Region) -> bool:
 
 
 def _becomes(earlier: Value, later: Value) -> bool:
-    """Whether one version of a buffer is made of another in place: by writes, barriers and
-    elementwise ops, which read no other elements of it than they make.
+    """Whether one version of a buffer is made of another in place: by writes, barriers, loops that
+    do so in each step, and elementwise ops, which read no other elements of it than they make.
     """
     pending, seen, is_found = [later], {later}, False
     while pending:
@@ -182,6 +182,9 @@ def _becomes(earlier: Value, later: Value) -> bool:
             continue
         if op.name == BARRIER:
             made_of = [op.operands[version.position]]
+        elif isinstance(op, Scan | While):
+            inner = (carry for carry in op.carries if carry.result is version)
+            made_of = [c.init for c in inner if _becomes(c.param, c.next)]
         elif op.name in ELEMENTWISE:
             made_of = [
                 v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype

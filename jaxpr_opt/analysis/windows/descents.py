@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 
-from jaxpr_opt.analysis.values.constants import scalar_of, uniform
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.enclosing import is_argument, is_read_after, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
+from jaxpr_opt.analysis.windows.shared_operands import Shared, shared, whole_axes
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered
@@ -29,7 +31,7 @@ class Descent:
     path: tuple[Op, ...]
     """Ops from the sum of the pieces to what is added, in order."""
     choices: tuple[Op, ...]
-    """Selects by a scalar, of the sum and the array, in order."""
+    """Selects by a shared truth value, of the sum and the array, in order."""
 
     @property
     def last(self) -> Op:
@@ -47,18 +49,22 @@ class Descent:
         return [self.dense, *(op.result for op in self.path)]
 
     @property
-    def scalars(self) -> dict[Value, Value]:
-        """Operands on the way that repeat a scalar, with the scalar."""
+    def shared(self) -> dict[Value, Shared]:
+        """Operands on the way that are the same along the axes along which windows have places."""
         made = set(self.made)
         others = [v for op in self.path for v in op.operands if v not in made]
-        others += [op.operands[0] for op in self.choices]
-        return {v: scalar for v in others if (scalar := scalar_of(v)) is not None}
+        return {v: shared(v) for v in (*others, *(op.operands[0] for op in self.choices))}
+
+    @property
+    def whole(self) -> Set[int]:
+        """The axes along which all windows are as long as the array."""
+        return whole_axes(self.pieces)
 
     @property
     def unknown(self) -> bool:
         """Whether some number on the way is only known when the program runs."""
-        numbers = (v for v in self.scalars.values() if v.dtype != bool)
-        return any(uniform(scalar) is None for scalar in numbers)
+        numbers = (each.source for each in self.shared.values())
+        return any(v.dtype != bool and uniform(v) is None for v in numbers)
 
 
 def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Descent | None:
@@ -67,11 +73,19 @@ def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Desce
     """
     dense, path = _followed(term, scaled=summed)
     pieces = summed_pieces(dense, several=summed)
-    return None if pieces is None else Descent(op, array, dense, pieces, path, _choices(op, array))
+    if pieces is None:
+        return None
+    found = Descent(op, array, dense, pieces, path, ())
+    # Condition 1 of update-rows.
+    if not all(found.whole >= {*each.axes} for each in found.shared.values()):
+        return None
+    return replace(found, choices=_choices(op, array, found.whole))
 
 
-def _choices(op: Op, array: Value) -> tuple[Op, ...]:
-    """The selects that follow an op, each by a scalar, of what it makes and an array."""
+def _choices(op: Op, array: Value, whole: Set[int]) -> tuple[Op, ...]:
+    """The selects that follow an op of what it makes and an array, each by what is the same along
+    all but some axes.
+    """
     found: list[Op] = []
     while len(op.result.uses) == 1:
         (user,) = op.result.users
@@ -79,7 +93,7 @@ def _choices(op: Op, array: Value) -> tuple[Op, ...]:
             break
         which, *cases = user.operands
         # Condition 1 of update-rows.
-        if scalar_of(which) is None or {*cases} != {array, op.result}:
+        if not whole >= {*shared(which).axes} or {*cases} != {array, op.result}:
             break
         found.append(user)
         op = user
@@ -154,7 +168,7 @@ def _followed(term: Value, *, scaled: bool) -> tuple[Value, tuple[Op, ...]]:
     """
     path: list[Op] = []
     while (op := term.op) is not None and op.name in (SCALING if scaled else ELEMENTWISE):
-        others = [v for v in op.operands if scalar_of(v) is None]
+        others = [v for v in op.operands if shared(v).source.size == op.result.size]
         # Condition 1 of update-rows.
         if len(others) != 1 or not is_zero(at_zero(op, {others[0]: 0})):
             break

@@ -25,6 +25,7 @@ from jaxpr_opt.analysis.windows.window_primitives import (
     indexed_axes,
     is_same_window,
     replaced,
+    update_axes,
     window_sizes,
     written,
 )
@@ -73,6 +74,15 @@ class Piece:
     def innermost(self) -> Piece:
         """The op that puts something into zeros."""
         return self
+
+    @property
+    def whole_axes(self) -> dict[int, int]:
+        """The axes along which windows are as long as the array, those of a batch included, each
+        with that of the update.
+        """
+        array, update = self.result.shape, self.update.shape
+        axes = update_axes(self.op) if self.op.name in SCATTERS else {d: d for d in range(len(array))}
+        return {d: at for d, at in axes.items() if array[d] == update[at]}
 
     @property
     def is_dense(self) -> bool:

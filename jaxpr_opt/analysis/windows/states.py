@@ -17,8 +17,8 @@ import numpy as np
 from jaxpr_opt.analysis.values import float_bounds
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.windows.row_axes import row_axis
-from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
-from jaxpr_opt.analysis.windows.window_primitives import leading_rows
+from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.analysis.windows.window_primitives import WRITES, leading_rows
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost import limits
@@ -119,8 +119,8 @@ def _taken(op: Op, made: Mapping[Value, Any], known: Set[Value]) -> Sequence[Val
 
 
 def states(piece: Op) -> States | str | None:
-    """The group of arrays that a sparse gradient changes, of which this is the first scatter; or
-    why one is not changed by rows only.
+    """The group of arrays that a sparse gradient changes, of which this is the first op that writes
+    or adds windows; or why one is not changed by rows only.
     """
     first, body = _piece(piece), piece.region
     if first is None or body is None or not isinstance(body.owner, Scan | Graph):
@@ -133,8 +133,10 @@ def states(piece: Op) -> States | str | None:
 
 
 def _piece(op: Op) -> Piece | None:
-    """The scatter of a sparse gradient: it adds to zeros, or writes one number to them."""
-    if op.name not in SCATTERS or uniform(op.operands[0]) != 0:
+    """What makes a sparse gradient: it adds to zeros, or writes one number, or one window, to
+    them.
+    """
+    if op.name not in WRITES or uniform(op.operands[0]) != 0:
         return None
     kinds = np.bool_, np.integer, np.floating
     if not any(jnp.issubdtype(op.result.dtype, kind) for kind in kinds):

@@ -53,9 +53,27 @@ def neutral(write: Op) -> Any:
     return dtypes.neutral(write.operands[0].dtype, write.name.removeprefix("scatter-"))
 
 
-def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
-    """The dimension numbers with which a gather reads the windows that a scatter writes."""
-    numbers = numbers_of(scatter)
+def single_axes(write: Op) -> tuple[int, ...]:
+    """The axes along which a window of a `dynamic_update_slice` is one element of several."""
+    array, window = write.operands[0].shape, write.operands[UPDATE[write.name]].shape
+    pairs = enumerate(zip(array, window, strict=True))
+    return tuple(axis for axis, (n, size) in pairs if size == 1 < n)
+
+
+def scatter_numbers(write: Op) -> Any:
+    """The dimension numbers with which a scatter writes the windows of an op, without the single
+    axes of a `dynamic_update_slice`.
+    """
+    if write.name != "dynamic_update_slice":
+        return numbers_of(write)
+    single = single_axes(write)
+    rest = tuple(range(len(write.result.shape) - len(single)))
+    return lax.ScatterDimensionNumbers(rest, single, single)
+
+
+def mirrored(write: Op) -> lax.GatherDimensionNumbers:
+    """The dimension numbers with which a gather reads the windows that an op writes."""
+    numbers = scatter_numbers(write)
     return lax.GatherDimensionNumbers(
         offset_dims=numbers.update_window_dims,
         collapsed_slice_dims=numbers.inserted_window_dims,
@@ -65,22 +83,35 @@ def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
     )
 
 
-def window_sizes(scatter: Op) -> tuple[int, ...]:
-    """The sizes of one window that a scatter writes, along all axes of the array."""
-    numbers, (array, _, update) = numbers_of(scatter), scatter.operands
+def window_sizes(write: Op) -> tuple[int, ...]:
+    """The sizes of one window that an op writes, along all axes of the array."""
+    if write.name == "dynamic_update_slice":
+        return write.operands[UPDATE[write.name]].shape
+    numbers, (array, _, update) = numbers_of(write), write.operands
     missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     kept = (update.shape[axis] for axis in numbers.update_window_dims)
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
 
 
-def leading_rows(scatter: Op) -> int:
-    """Along how many first axes of the array the windows that a scatter writes are rows, those of a
+def update_axes(scatter: Op) -> dict[int, int]:
+    """The axes of the array that windows have, and those of a batch, each with that of the update."""
+    numbers, (array, _, update) = numbers_of(scatter), scatter.operands
+    missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    kept = (axis for axis in range(len(array.shape)) if axis not in missing)
+    found = dict(zip(kept, numbers.update_window_dims, strict=True))
+    lead = [d for d in range(len(update.shape)) if d not in numbers.update_window_dims]
+    batches = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    return found | {axis: lead[dim] for axis, dim in zip(*batches, strict=True)}
+
+
+def leading_rows(write: Op) -> int:
+    """Along how many first axes of the array the windows that an op writes are rows, those of a
     batch included; 0 if they are none.
     """
-    numbers, shape = mirrored(scatter), scatter.result.shape
+    numbers, shape = mirrored(write), write.result.shape
     rows = (*numbers.operand_batching_dims, *numbers.start_index_map)
     missing = {*numbers.operand_batching_dims, *numbers.collapsed_slice_dims}
-    are_whole = window_sizes(scatter)[len(rows) :] == shape[len(rows) :]
+    are_whole = window_sizes(write)[len(rows) :] == shape[len(rows) :]
     return len(rows) if rows == (*range(len(rows)),) and missing >= {*rows} and are_whole else 0
 
 
