@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece
@@ -18,7 +19,7 @@ from jaxpr_opt.analysis.windows.window_primitives import single_axes
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
 from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.builders.repeated_rows import ScatteredRows
-from jaxpr_opt.builders.same_op import bound
+from jaxpr_opt.builders.same_op import bound, repeated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Value
@@ -32,11 +33,16 @@ def operands(found: States, rw: Rewriter) -> list[Value]:
     return [
         *(index for index, _ in rows),
         *(update for _, update in rows),
-        *found.outer,
-        *found.scalars.values(),
+        *outer_operands(found),
         *found.changing.values(),
         *(array.param for array in found.arrays),
     ]
+
+
+def outer_operands(found: States) -> list[Value]:
+    """Those of them that are the same in all steps."""
+    outer = [found.shared[v].source if v in found.shared else v for v in found.outer]
+    return [*outer, *found.scalars.values()]
 
 
 def _row(piece: Piece, before: Op, rw: Rewriter) -> tuple[Value, Value]:
@@ -60,7 +66,7 @@ def stays_at_start(found: States, *given: Any) -> jax.Array:
     """
     rest = iter(given)
     outer, scalars = (list(islice(rest, len(each))) for each in (found.outer, found.scalars))
-    arrays = [*outer, *rest]
+    arrays = [*_laid(found, found.outer, outer), *rest]
     count, row = arrays[-1].shape[0], max(prod(each.shape[1:]) for each in arrays)
     block = cost_model().block(row)
 
@@ -69,7 +75,10 @@ def stays_at_start(found: States, *given: Any) -> jax.Array:
 
     def step(i: jax.Array, still: jax.Array) -> jax.Array:
         start = lax.min(i * block, count - block)
-        rows = [lax.dynamic_slice_in_dim(each, start, block) for each in arrays]
+        rows = [
+            lax.dynamic_slice_in_dim(each, start, block) if each.shape[0] == count else each
+            for each in arrays
+        ]
         return lax.bitwise_and(still, stays(rows))
 
     scan, inits = found.scan, [array.init for array in found.arrays]
@@ -97,12 +106,15 @@ def changed(
     """
     indices, updates, outer, scalars, changing, carried = _split(found, given)
     rows = ScatteredRows(found.pieces, indices, updates)
-    others, old = ([rows.read(each) for each in arrays] for arrays in (outer, carried))
+    old = [rows.read(each) for each in carried]
+    others = [rows.read(x) for x in _spread(found, found.outer, outer)]
     known = _arrays(found, others, old)
     known.update(zip((piece.result for piece in found.pieces), rows.sums, strict=True))
-    new = _evaluated(found, known, [*scalars, *changing], old[0].shape)
-    factors = (x for x in changing if x.dtype != bool)
-    up = reduce(lax.bitwise_and, map(_keeps_zeros, factors), flag)
+    shared = (rows.read(x) if x.ndim else x for x in _spread(found, found.changing, changing))
+    new = _evaluated(found, known, [*scalars, *shared], old[0].shape)
+    pairs = zip(found.changing, changing, strict=True)
+    kept = (_keeps_zeros(v, x) for v, x in pairs if x.dtype != bool)
+    up = reduce(lax.bitwise_and, kept, flag)
     chosen = [lax.select(lax.broadcast(up, n.shape), n, o) for n, o in zip(new, old, strict=True)]
     written = [rows.write(a, r) for a, r in zip(carried, chosen, strict=True)]
     still = up if found.is_plain else lax.bitwise_and(up, _stays(found, others, scalars, new))
@@ -113,7 +125,26 @@ def _split(found: States, given: Iterable[Any]) -> list[list[Any]]:
     """The values of `operands`, kind by kind."""
     rest, few = iter(given), len(found.pieces)
     sizes = few, few, len(found.outer), len(found.scalars), len(found.changing)
-    return [*(list(islice(rest, size)) for size in sizes), list(rest)]
+    indices, updates, outer, scalars, changing = (list(islice(rest, size)) for size in sizes)
+    outer, changing = _laid(found, found.outer, outer), _laid(found, found.changing, changing)
+    return [indices, updates, outer, scalars, changing, list(rest)]
+
+
+def _laid(found: States, values: Iterable[Value], given: Iterable[Any]) -> list[Any]:
+    """Operands; those that are shared with one element along the axes along which they repeat."""
+    made, shape = [], found.pieces[0].result.shape
+    for value, x in zip(values, given, strict=True):
+        axes = found.shared[value].axes if value in found.shared else None
+        ones = [n if axes is None or d in axes else 1 for d, n in enumerate(shape)]
+        made.append(x if axes is None else repeated(x, tuple(ones), axes))
+    return made
+
+
+def _spread(found: States, values: Iterable[Value], given: Iterable[Any]) -> list[Any]:
+    """The same, as large as the arrays: what reads rows of them makes no such arrays."""
+    shape = found.pieces[0].result.shape
+    pairs = zip(values, given, strict=True)
+    return [jnp.broadcast_to(x, shape) if v in found.shared else x for v, x in pairs]
 
 
 def _evaluated(
@@ -133,6 +164,8 @@ def _for_rows(found: States, value: Value, x: jax.Array, first: tuple[int, ...])
     """A value that is the same for all rows: repeated, or with as many axes as rows have."""
     if not value.shape:
         return x
+    if value in found.shared:
+        return jnp.broadcast_to(x, _shape(found, found.pieces[0].result, first))
     shape = _shape(found, value, first)
     if not x.shape:
         return lax.broadcast(x, shape)
@@ -169,8 +202,10 @@ def _of_rows(found: States, op: Op, array: jax.Array) -> jax.Array:
 
 
 def _arrays(found: States, outer: Sequence[Any], carried: Sequence[Any]) -> dict[Value, Any]:
-    params = (array.param for array in found.arrays)
-    return dict(zip((*found.outer, *params), (*outer, *carried), strict=True))
+    params, pairs = (array.param for array in found.arrays), zip(found.outer, outer, strict=True)
+    shape = _shape(found, found.pieces[0].result, carried[0].shape)
+    laid = (jnp.broadcast_to(x, shape) if v in found.shared else x for v, x in pairs)
+    return dict(zip((*found.outer, *params), (*laid, *carried), strict=True))
 
 
 def _stays(
@@ -200,8 +235,12 @@ def _alike(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.all(lax.bitwise_or(lax.eq(a, b), both))
 
 
-def _keeps_zeros(scalar: jax.Array) -> jax.Array:
-    """Whether zero times a scalar is zero, and zero divided by it."""
-    divides = lax.ne(scalar, lax.full_like(scalar, 0))
+def _keeps_zeros(value: Value, scalar: jax.Array) -> jax.Array:
+    """Whether zero times a scalar is zero, and zero divided by it if it divides; or by all numbers
+    of an array.
+    """
     is_real = jnp.issubdtype(scalar.dtype, jnp.floating)
-    return lax.bitwise_and(lax.is_finite(scalar), divides) if is_real else divides
+    keeps = lax.is_finite(scalar) if is_real else lax.full_like(scalar, True, np.bool_)
+    if any(op.name == "div" and position == 1 for op, position in value.uses):
+        keeps = lax.bitwise_and(keeps, lax.ne(scalar, lax.full_like(scalar, 0)))
+    return lax.reduce_and(keeps, range(keeps.ndim))

@@ -31,7 +31,8 @@ arrays are carried by a loop, or arguments of the program. Sound when
    out each row by itself, or picks of it; and all of them compute the next arrays, from those
    arrays, from arrays with the same rows from outside of the loop, from one row for all, and from
    scalars. A scalar that changes from step to step only scales, or chooses between what is the same
-   where the gradient is zero, or is left out there (`jaxpr_opt.analysis.windows.states`);
+   where the gradient is zero, or is left out there (`jaxpr_opt.analysis.windows.states`). In place
+   of a scalar there may be a number for each array of a batch, or for each column;
 2. an element whose gradient is zero keeps its value. A quotient of zero by zero, or a product of
    zero with infinity, would change it. The program tests the scalars in each step; and, if the
    gradient is combined with arrays that are not finite whatever they are made of, as those of optax
@@ -39,7 +40,7 @@ arrays are carried by a loop, or arguments of the program. Sound when
    fails, that step computes all elements; else, every later step does;
 3. windows are rows: equal or disjoint; of several arrays, those along their first axes. Each row
    sums all that belongs to it, in the order of the rows, op by op, as the gradient does, and equal
-   rows get equal writes. What is set, not added, is one number.
+   rows get equal writes. What is set, not added, is one number, or no two windows are the same.
 
 Cost: the rows instead of the arrays, and the test before the loop, which takes as long as a step;
 so an argument is updated only if that test is not needed. Tables below some 30 kB are computed as
@@ -167,7 +168,7 @@ def _flag(found: States, rw: Rewriter) -> Value:
     scan = found.scan
     assert scan is not None
     inits = [array.init for array in found.arrays if array.init is not None]
-    given = [*found.outer, *found.scalars.values(), *inits]
+    given = [*state_rows.outer_operands(found), *inits]
     start = rw.insert(partial(state_rows.stays_at_start, found), *given, before=scan)
     return rw.carry(scan, start, "sparse").param
 

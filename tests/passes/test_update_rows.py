@@ -257,7 +257,7 @@ BY_COLUMN = {
     "in a row": lambda p, g, r: p - r * RATES * g,
     "in each step": lambda p, g, r: p - (r * RATES)[None] * g,
     "divided": lambda p, g, r: p - r * (g / RATES),
-    "chosen": lambda p, g, r: jnp.where((RATES > r)[None], p - 0.1 * g, p),
+    "chosen": lambda p, g, r: jnp.where((r < RATES)[None], p - 0.1 * g, p),
 }
 
 

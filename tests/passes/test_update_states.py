@@ -283,13 +283,15 @@ def test_one_row_for_all(rates, number):
     same(program, table, ids, us, np.array([0.5, number], np.float32))
 
 
+MORE = "does more than scale"
 NO_ROWS = [
     pytest.param(lambda p, g, u, x: p - g / jnp.sum(g * g, 1)[:, None], "reads all", id="sum"),
     pytest.param(lambda p, g, u, x: p - g * jnp.max(g, 0), "reads all", id="columns"),
     pytest.param(lambda p, g, u, x: p - g * jnp.max(g, 1), "reads all", id="turned"),
-    pytest.param(lambda p, g, u, x: p - g * u[:1], "other rows", id="row of the step"),
-    pytest.param(lambda p, g, u, x: p - g * p[:1], "other rows", id="row of the table"),
-    pytest.param(lambda p, g, u, x: p - (g + p[:1] * u[0, 0]), "other rows", id="row added"),
+    pytest.param(lambda p, g, u, x: p - g * p[:1], "would copy it", id="row of the table"),
+    pytest.param(lambda p, g, u, x: p - (g + u[:1]), MORE, id="row added"),
+    pytest.param(lambda p, g, u, x: p - (g + p[:1] * u[0, 0]), MORE, id="row of it added"),
+    pytest.param(lambda p, g, u, x: p - g * u[0][:, None], "reads all", id="turned row"),
     pytest.param(
         lambda p, g, u, x: p - g * jnp.zeros_like(g).at[x].set(u), "reads all", id="set"
     ),
@@ -428,7 +430,6 @@ def test_word_vectors():
     assert_same_bits(ours(args[0].copy(), *args[1:]), want)
 
 
-MORE = "does more than scale"
 REFUSED = [
     pytest.param(lambda p, a, g, r, o: (p - 0.1 * (m := 0.9 * a + g), m), "change", id="momentum"),
     pytest.param(lambda p, a, g, r, o: (0.9 * p - g / a, a + g), "change", id="decay"),
@@ -502,6 +503,81 @@ def test_a_batch_of_tables(compared, mode, index):
     program = jax.vmap(trained(adagrad, mode=mode, wrap_negative_indices=False))
     with using(cost_model().but(predicate=compared, kernel=0.0)):
         same(program, *small, ids.at[1, 2].set(0), others, *rest)
+
+
+def at_rows(step, *, rows=1):
+    """A loop whose steps read one row of a table, or several, at places of their own."""
+
+    def program(table, kept, ids, rates):
+        def one(carry, x):
+            i, rate = x
+            loss = lambda p: sum(jnp.sum(jnp.sin((k + 1) * p[i[k]])) for k in range(rows))
+            return step(*carry, jax.grad(loss)(carry[0]), rate), None
+
+        return lax.scan(one, (table, kept), (ids, rates))[0]
+
+    return program
+
+
+AT_ROWS = {
+    "adagrad": lambda p, a, g, r: ((p - r * g / (jnp.sqrt(b := a + g**2) + 1e-3)), b),
+    "by column": lambda p, a, g, r: (p - (r * jnp.array([0.5, 2.0])) * g / (a + g * g), a + g * g),
+    "divided": lambda p, a, g, r: (p - g / a / (r * jnp.array([0.5, 2.0])), a + g * g),
+    "chosen by column": lambda p, a, g, r: (
+        jnp.where(r * jnp.array([0.5, 2.0]) > 0.7, p - g / a, p),
+        a + g * g,
+    ),
+}
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.0, np.inf, np.nan])
+@pytest.mark.parametrize("step", AT_ROWS.values(), ids=AT_ROWS)
+@pytest.mark.parametrize("batch", ["alone", "tables", "places"])
+def test_one_row_in_each_step(step, rate, batch):
+    """(1, 2, 3) Also of each table of a batch, each with a rate, at the same place or another; and
+    where two places are the same.
+    """
+    table, kept = (each[:4096] for each in arguments()[:2])
+    rates, ids = jnp.ones(4).at[2].set(rate), jnp.array([[4, 4], [7, -1], [9999, 7], [-9999, 0]])
+    fires = step is not AT_ROWS["chosen by column"]
+    for rows in (1, 2):
+        program = at_rows(step, rows=rows)
+        if batch == "alone":
+            same(program, table, kept, ids, rates, fires=fires)
+            continue
+        many = jnp.stack([ids, ids[::-1] + 1])
+        axes = 0, 0, 0 if batch == "places" else None, 0
+        given = jnp.stack([rates, rates[::-1] / 2])
+        two = (jnp.stack([each, 2 * each]) for each in (table, kept))
+        places = many if batch == "places" else ids
+        same(jax.vmap(program, axes), *two, places, given, fires=fires)
+
+
+@pytest.mark.parametrize("number", [1.0, np.inf, np.nan])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_rates_from_outside_of_a_batch(number, shape):
+    """(1, 2) One for each table, or for each column of each."""
+
+    def program(table, kept, ids, rate):
+        step = lambda p, a, g, _: AT_ROWS["adagrad"](p, a, g, jnp.sin(rate))
+        return at_rows(step)(table, kept, ids, jnp.ones(4))
+
+    table, kept = (each[:4096] for each in arguments()[:2])
+    two = [jnp.stack([each, 2 * each]) for each in (table, kept)]
+    ids, rates = jnp.array([[4], [7], [4], [0]]), jnp.ones((2, *shape)).at[1].set(number)
+    for axes in (None, 0):
+        places = ids if axes is None else jnp.stack([ids, ids + 1])
+        same(jax.vmap(program, (0, 0, axes, 0)), *two, places, rates)
+    table, kept = (jnp.stack([each, 2 * each], 1) for each in (table, kept))
+    same(jax.vmap(program, (1, 1, None, 0), 1), table, kept, ids, rates)
+
+
+@pytest.mark.parametrize("index", [np.uint8, np.int8, np.uint32])
+def test_places_of_one_row_in_other_types(index):
+    """(3) They are clamped as a slice is."""
+    table, kept = (each[:4096] for each in arguments()[:2])
+    ids = jnp.array([[4], [255], [7], [127]]).astype(index)
+    same(at_rows(AT_ROWS["adagrad"]), table, kept, ids, jnp.ones(4))
 
 
 def test_windows_of_several_shapes():

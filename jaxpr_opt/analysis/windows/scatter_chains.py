@@ -81,8 +81,7 @@ class Piece:
         with that of the update.
         """
         array, update = self.result.shape, self.update.shape
-        axes = update_axes(self.op) if self.op.name in SCATTERS else {d: d for d in range(len(array))}
-        return {d: at for d, at in axes.items() if array[d] == update[at]}
+        return {d: at for d, at in update_axes(self.op).items() if array[d] == update[at]}
 
     @property
     def is_dense(self) -> bool:

@@ -1,7 +1,7 @@
 """Operands that are the same along the axes along which windows have places.
 
-What is made of zeros but for rows, and of a scalar, is zero but for rows; so it is with a number for
-each array of a batch, and with one for each column.
+A product of a scalar and what is zero but for rows is zero but for rows; so is one with a number
+for each array of a batch, or for each column.
 """
 
 from __future__ import annotations

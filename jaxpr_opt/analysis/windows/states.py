@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -17,7 +18,8 @@ import numpy as np
 from jaxpr_opt.analysis.values import float_bounds
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
 from jaxpr_opt.analysis.windows.row_axes import row_axis
-from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
+from jaxpr_opt.analysis.windows.scatter_chains import Piece, added, may_coincide
+from jaxpr_opt.analysis.windows.shared_operands import Shared, shared, whole_axes
 from jaxpr_opt.analysis.windows.window_primitives import WRITES, leading_rows
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
 from jaxpr_opt.bridge.parameters import combiner_of
@@ -56,6 +58,8 @@ class States:
     changing: dict[Value, Value]
     """Operands that repeat a scalar of the step, with the scalar: factors, or divisors, of what is
     zero where the gradient is; or it chooses between what is the same there."""
+    shared: dict[Value, Shared]
+    """Those of `outer` and `changing` that repeat an array along the axes of the places."""
 
     @property
     def scan(self) -> Scan | None:
@@ -143,8 +147,9 @@ def _piece(op: Op) -> Piece | None:
         return None
     if op.name == "scatter":
         # Condition 3 of update-states.
-        is_alike = combiner_of(op) is None and uniform(op.operands[2]) is not None
-        return Piece(op, None, op.operands[2], (op.operands[1],)) if is_alike else None
+        is_alike = uniform(op.operands[2]) is not None or not may_coincide(op)
+        is_set = combiner_of(op) is None and is_alike
+        return Piece(op, None, op.operands[2], (op.operands[1],)) if is_set else None
     chain = added(op.result)
     piece = chain.links[0] if len(chain.links) == 1 else None
     return piece if isinstance(piece, Piece) else None
@@ -155,13 +160,14 @@ class _Search:
 
     def __init__(self, body: Region, piece: Piece) -> None:
         self.body, self.shape, self.rows = body, piece.result.shape, leading_rows(piece.op)
-        self.is_loop = isinstance(body.owner, Scan)
+        self.is_loop, self.whole = isinstance(body.owner, Scan), whole_axes([piece])
         self.pieces: dict[Op, Piece] = {}
         self.ops: dict[Op, None] = {}
         self.outer: dict[Value, None] = {}
         self.before: dict[Op, None] = {}
         self.scalars: dict[Value, Value] = {}
         self.changing: dict[Value, Value] = {}
+        self.shared: dict[Value, Shared] = {}
         self.params: dict[Value, None] = {}
         self.why = ""
         self._visit(piece.op)
@@ -216,6 +222,8 @@ class _Search:
             (self.scalars if is_outer else self.changing)[value] = scalar
         elif not self._has_rows(value):
             self._repeat(value)
+        elif value.shape == self.shape and self._is_shared(value):
+            self._share(value)
         elif not body.defines(value):
             self.outer[value] = None
         elif value.op is None:
@@ -223,6 +231,21 @@ class _Search:
         else:
             return value.op
         return None
+
+    def _is_shared(self, value: Value) -> bool:
+        """Whether an operand repeats a smaller array along the axes of the places."""
+        sizes = zip(value.shape, self.shape, strict=False)
+        is_laid = len(value.shape) == len(self.shape) and all(n in {1, size} for n, size in sizes)
+        each = shared(value)
+        # Condition 1 of update-states.
+        return is_laid and each.source.size < prod(self.shape) and self.whole >= {*each.axes}
+
+    def _share(self, value: Value) -> None:
+        self.shared[value] = each = shared(value)
+        if self.is_loop and not self.body.defines(each.source):
+            self.outer[value] = None
+        else:
+            self.changing[value] = each.source
 
     def _repeat(self, value: Value) -> None:
         """Take an operand for one row that is that of all, from before the loop."""
@@ -235,6 +258,8 @@ class _Search:
         if is_one and self.is_loop and is_outer:
             self.scalars[value] = value
             self.before |= dict.fromkeys(made)
+        elif self._is_shared(value):
+            self._share(value)
         else:
             self.why = f"{value.label} has other rows than the gradient"
 
@@ -252,6 +277,8 @@ class _Search:
         # Condition 1 of update-states.
         if not arrays or self._is_read_by_others(made, arrays):
             self.why = "other values depend on the gradient, or are combined with it"
+        elif not all(whole_axes(self.pieces.values()) >= {*v.axes} for v in self.shared.values()):
+            self.why = "an operand differs along the axes of the places"
         elif not self._scale(known, arrays):
             self.why = "a scalar of the step does more than scale the gradient"
         elif any(known[each.next] is not each.param for each in arrays):
@@ -262,7 +289,7 @@ class _Search:
             return None
         others = [v for v in self.params if v not in taken]
         pieces = tuple(replace(p) for p in self.pieces.values())
-        given = (*self.outer, *others), dict(self.scalars), dict(self.changing)
+        given = (*self.outer, *others), dict(self.scalars), dict(self.changing), dict(self.shared)
         before = tuple(sorted(self.before, key=self.body.order))
         return States(self.body, pieces, ops, before, arrays, *given)
 

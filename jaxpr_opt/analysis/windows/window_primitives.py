@@ -93,9 +93,13 @@ def window_sizes(write: Op) -> tuple[int, ...]:
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
 
 
-def update_axes(scatter: Op) -> dict[int, int]:
-    """The axes of the array that windows have, and those of a batch, each with that of the update."""
-    numbers, (array, _, update) = numbers_of(scatter), scatter.operands
+def update_axes(write: Op) -> dict[int, int]:
+    """The axes of the array that windows have, and those of a batch, each with that of what is
+    written.
+    """
+    if write.name not in INDEXED_WRITES:
+        return {axis: axis for axis in range(len(write.result.shape))}
+    numbers, (array, _, update) = numbers_of(write), write.operands
     missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     kept = (axis for axis in range(len(array.shape)) if axis not in missing)
     found = dict(zip(kept, numbers.update_window_dims, strict=True))
