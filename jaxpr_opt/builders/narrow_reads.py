@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import Access
@@ -28,15 +29,16 @@ def spread_out(read: Op, root: Value, at_window: AtWindow) -> tuple[Code, tuple[
 
 
 def read_operands(made_by: Op, access: Access) -> tuple[Code, tuple[Value, ...]]:
-    """A window of an elementwise result, computed from windows of the operands."""
-    op, count = access.op, len(made_by.operands)
+    """A window of an elementwise result, computed from windows of the operands, and scalars."""
+    op, count, shape = access.op, len(made_by.operands), access.array.shape
     assert op.primitive is not None and made_by.primitive is not None
     read = partial(op.primitive.bind, **op.params)
     make = partial(made_by.primitive.bind, **made_by.params)
 
     def fun(*values: jax.Array) -> jax.Array:
         operands, indices = values[:count], values[count:]
-        made: jax.Array = make(*(read(each, *indices) for each in operands))
+        whole = (jnp.broadcast_to(x, shape) if x.ndim else x for x in operands)
+        made: jax.Array = make(*(read(x, *indices) if x.ndim else x for x in whole))
         return made
 
     return fun, (*made_by.operands, *access.indices)

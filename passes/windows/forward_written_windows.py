@@ -22,7 +22,8 @@ becomes::
     o = dynamic_slice c j
     r = select_n (eq i j) o u
 
-Sound when
+What elementwise ops make of what was written is made of the window alone, as the mask of a gradient
+that is clipped: ``dynamic_slice (max d 0.0) i`` is ``max u 0.0``. Sound when
 
 1. the read is of the window that is written, clamped alike where it is out of range: one window, or
    one in each row of a batch, so that nothing else is written to it
@@ -31,7 +32,9 @@ Sound when
    every position, because JAX 0.10 drops all writes to others;
 3. an addition is to known zeros; or the old value is read and added;
 4. two windows coincide, in range, or are apart (`jaxpr_opt.analysis.windows.coinciding`): the
-   program compares where they are; what is out of range is read as before.
+   program compares where they are; what is out of range is read as before;
+5. pure elementwise ops make the array that is read, of arrays in which that window was written, and
+   of numbers that are the same all along the axes of the places; nothing is filled.
 
 Cost: one read less, or none more; XLA copies a buffer that is read between two writes. A comparison
 takes less than an array, unless the windows are most of it: those of all writes that a read must
@@ -53,17 +56,18 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
-from jaxpr_opt.analysis.windows.access import Access, access, reads_window
-from jaxpr_opt.analysis.windows.coinciding import are_comparable
-from jaxpr_opt.analysis.windows.parts import origin
+from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import is_same_window
+from jaxpr_opt.analysis.windows.written_windows import is_around, made_of_written
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of
 from jaxpr_opt.builders.coinciding import read_around
+from jaxpr_opt.builders.narrow_reads import read_operands
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import ELEMENTWISE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,8 +85,19 @@ class ReadAround(Match):
     write: Access
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadMade(Match):
+    """A read of a window of what `made_by` makes of arrays in which it was written."""
+
+    read: Access
+    made_by: Op
+
+
+Found = ReadBack | ReadAround | ReadMade
+
+
 @dataclass(frozen=True)
-class ForwardWrittenWindows(Pass[ReadBack | ReadAround]):
+class ForwardWrittenWindows(Pass[Found]):
     """Write and read back -> write."""
 
     name: ClassVar[str] = "forward-written-windows"
@@ -90,20 +105,29 @@ class ForwardWrittenWindows(Pass[ReadBack | ReadAround]):
     cleanup: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
 
-    def find(self, op: Op) -> Iterator[ReadBack | ReadAround]:
+    def find(self, op: Op) -> Iterator[Found]:
         made_by = op.operands[0].op
+        if made_by is not None and made_by.name in ELEMENTWISE:
+            made = made_of_written(op, made_by)  # (5)
+            if made is not None:
+                says = f"{op.name} reads what {made_by.name} makes of what was written"
+                yield ReadMade(op, says, made, made_by)
+            return
         write = access(made_by) if made_by is not None and op.result.uses else None
         if write is None or write.kind == "read":  # (1)
             return
         read = access(op)
         if is_same_window(op, write.op):  # (1)
             yield ReadBack(op, f"{op.name} reads what {write.op.name} has written", write)
-        elif read is not None and _is_around(read, write):
+        elif read is not None and is_around(read, write):
             says = f"{op.name} reads what was there before, or what {write.op.name} has written"
             yield ReadAround(op, says, read, write)
 
-    def refuse(self, match: ReadBack | ReadAround) -> str | None:
+    def refuse(self, match: Found) -> str | None:
         op = match.op
+        if isinstance(match, ReadMade):
+            most = cost_model().is_most(match.read.nbytes, match.read.array.nbytes)
+            return "the window is most of the array" if most else None
         if isinstance(match, ReadAround):
             array = match.write.array
             if not isinstance(array.dtype, np.dtype):
@@ -117,9 +141,14 @@ class ForwardWrittenWindows(Pass[ReadBack | ReadAround]):
             return "the dtype of the index is too small for all rows"  # (2)
         return None
 
-    def rewrite(self, match: ReadBack | ReadAround, rw: Rewriter) -> None:
-        if isinstance(match, ReadAround):
-            op, (fun, operands) = match.op, read_around(match.read, match.write)
+    def rewrite(self, match: Found, rw: Rewriter) -> None:
+        if not isinstance(match, ReadBack):
+            op = match.op
+            fun, operands = (
+                read_around(match.read, match.write)
+                if isinstance(match, ReadAround)
+                else read_operands(match.made_by, match.read)
+            )
             rw.replace(op.result, rw.typed(fun, op.result.aval, *operands, before=op))
             rw.erase(op)
             return
@@ -139,44 +168,6 @@ class ForwardWrittenWindows(Pass[ReadBack | ReadAround]):
         operands = (write.value, write.array, *write.indices)
         rw.replace(read.result, rw.typed(forwarded, read.result.aval, *operands, before=read))
         rw.erase(read)
-
-
-def _is_around(read: Access, write: Access) -> bool:
-    """Whether a read may and should go around a write."""
-    may = are_comparable(read, write)  # (4)
-    return may and not _is_more_than_array(read) and _is_only_read(write)
-
-
-def _is_more_than_array(read: Access) -> bool:
-    """Whether all windows that a read must go around are most of the array."""
-    windows, array = 0, read.array
-    while array.op is not None and (write := access(array.op)) is not None:
-        if write.kind == "read":
-            break
-        windows, array = windows + read.nbytes + write.nbytes, write.array
-        if cost_model().is_most(windows, array.nbytes):
-            return True
-    return False
-
-
-def _is_only_read(write: Access) -> bool:
-    """Whether a written array, maybe written again, would be dropped but for what reads windows of
-    it; or selected where it is written (`sink-select-into-update`).
-    """
-    windows, array = 0, write.op.result
-    while not cost_model().is_most(windows, array.nbytes):
-        onwards = [user for user in array.users if not reads_window(user, array)]
-        if len(onwards) != 1:
-            return not onwards
-        (user,) = onwards
-        if user.name == "select_n":
-            origins = [origin(user, case) for case in range(len(user.operands) - 1)]
-            return len(set(origins)) < len(origins)
-        further = access(user)
-        if further is None or further.array is not array:
-            return False
-        windows, array = windows + further.nbytes, user.result
-    return False
 
 
 def _may_be_filled(read: Op, write: Access) -> bool:  # (2)

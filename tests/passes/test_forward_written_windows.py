@@ -417,3 +417,121 @@ def test_keys():
 def test_other_reads(program):
     graph = import_jaxpr(traced(program, *TYPES))
     assert not run_alone((FORWARD,), graph).record(FORWARD.name, FORWARD.cleanup).rewrites
+
+
+def stepping(step):
+    """A loop of which each step has a window and a place."""
+
+    def program(c, us, places):
+        return lax.scan(lambda c, x: step(c, *x), c, (us, places))
+
+    return program
+
+
+STEPS = "f32[8]", "f32[3,2]", "i32[3]"
+
+
+def test_what_ops_make_of_a_window():
+    """(5) As what is kept of a gradient that is clipped."""
+
+    def step(c, u, i):
+        clipped = jnp.minimum(write(jnp.zeros(8), u, i), u[0])
+        return c + clipped, read(clipped, i)
+
+    check_rewrite(
+        FORWARD,
+        stepping(step),
+        *STEPS,
+        diff="""
+            fn (c:f32[8], us:f32[3,2], places:i32[3]) {
+              c1:f32[8], ys:f32[3,2] = scan[3] carry(c=c) xs(x=us, x1=places) {
+                b:f32[8] = broadcast_in_dim 0.0
+                d:f32[8] = dynamic_update_slice b x x1
+                s:f32[1] = slice[:1] x
+                s1:f32[] = squeeze s
+                m:f32[8] = min d s1
+                a:f32[8] = add c m
+          -     d1:f32[2] = dynamic_slice m x1
+          +     m1:f32[2] = min x s1
+          -     yield carry(a) ys(d1)
+          +     yield carry(a) ys(m1)
+              }
+              return c1, ys
+            }
+        """,
+    )
+
+
+MADE = {
+    "of two writes": lambda c, u, i: jnp.sin(write(c, u, i)) * write(jnp.ones(8), u, i),
+    "a choice": lambda c, u, i: jnp.where(write(c, u, i) > 0, write(c, u, i), u[1]),
+    "of what was added": lambda c, u, i: (
+        2 * lax.scatter_add(c, i[None], u, ADDED, mode="clip", unique_indices=True)
+    ),
+}
+ADDED = lax.ScatterDimensionNumbers((0,), (), (0,))
+READ = lax.GatherDimensionNumbers((0,), (), (0,))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_is_made_of_several(name):
+    """(5) Wherever the window is."""
+
+    def step(c, u, i):
+        made = MADE[name](c, u, i)
+        if "added" in name:
+            return made, lax.gather(made, i[None], READ, (2,), mode="clip")
+        return made, read(made, i)
+
+    for places in ([0, 3, 6], [-9, 7, 99]):
+        alone(FORWARD, stepping(step), jnp.arange(8.0), US, jnp.array(places), fires=True)
+
+
+US = jnp.array([[1.0, -2.0], [3.0, np.inf], [np.nan, 5.0]])
+NOT_MADE = {
+    "of another window": lambda c, u, i: read(jnp.sin(write(c, u, i)), i + 1),
+    "of another array": lambda c, u, i: read(write(c, u, i) * c, i),
+    "with numbers along the axis": lambda c, u, i: read(write(c, u, i) * jnp.arange(8.0), i),
+    "of other elements": lambda c, u, i: read(jnp.cumsum(write(c, u, i)), i),
+    "filled": lambda c, u, i: lax.gather(
+        jnp.sin(lax.scatter(c, i[None], u, ADDED, mode="drop")),
+        i[None],
+        READ,
+        (2,),
+        mode="fill",
+        fill_value=7.0,
+    ),
+    "most of the array": lambda c, u, i: read(
+        jnp.sin(write(c[:3], u, i)), i
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reads", NOT_MADE.values(), ids=NOT_MADE)
+def test_what_is_made_of_more(reads):
+    """(5)"""
+    alone(FORWARD, stepping(lambda c, u, i: (c + u[0], reads(c, u, i))), *STEPS, fires=False)
+
+
+def test_a_row_of_a_table_of_a_batch():
+    """(5) Each table has a factor, and each column."""
+
+    def step(c, u, i):
+        made = jnp.maximum(write(c, u[None], i, 0), 0) * u
+        return made, read(made, i, 0)
+
+    def write(b, u, *at):
+        return lax.dynamic_update_slice(b, u, at)
+
+    def read(b, *at):
+        return lax.dynamic_slice(b, at, (1, 2))
+
+    tables, places = jnp.ones((2, 9, 2)), jnp.arange(3)
+    batch = jax.vmap(stepping(step), (0, 0, None))
+    alone(FORWARD, batch, tables, jnp.stack([US, -US]), places, fires=True)
+
+
+def test_what_is_made_outside_of_loops():
+    """XLA reads it so."""
+    made = lambda b, u, i: read(jnp.sin(write(b, u, i)), i)
+    alone(FORWARD, made, *TYPES, fires=False)

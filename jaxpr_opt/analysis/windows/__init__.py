@@ -32,6 +32,7 @@ one op
 `picked_places`             which arrays are
 `picked_sums`               products and sums of them
 `masks_at_windows`          a mask of an array, at a window of it
+`written_windows`           reads of what was written, or is made of that
 `written_masks`             masks that tell where an array was written to
 `coinciding`                windows that coincide or are disjoint
 `placed_windows`            a window in zeros that is put into larger zeros
