@@ -96,7 +96,7 @@ def _sources(found: Descent) -> list[Value]:
 # Condition 2 of update-rows.
 def _zero(found: Descent, rw: Rewriter) -> Value:
     """What is added, or subtracted, where the gradient is zero: zeros, or some are NaN.  It is as
-    long as the array along the axes along which windows are, else of one element.
+    long as the array along the axes along which numbers differ, else of one element.
     """
     return rw.insert(partial(_term_of_zero, found), *_sources(found), before=found.last)
 
@@ -107,8 +107,9 @@ def _term_of_zero(found: Descent, *sources: Any) -> Any:
 
 
 def _elsewhere(found: Descent) -> tuple[int, ...]:
-    """The shape of one element for all places of windows."""
-    return tuple(n if d in found.whole else 1 for d, n in enumerate(found.array.shape))
+    """The shape of one element for all that are the same."""
+    axes = {axis for each in found.shared.values() for axis in each.axes}
+    return tuple(n if d in axes else 1 for d, n in enumerate(found.array.shape))
 
 
 def _given(

@@ -13,7 +13,7 @@ from itertools import islice
 
 import jax.numpy as jnp
 
-from jaxpr_opt.bridge.parameters import axes_of, dimension_of
+from jaxpr_opt.bridge.parameters import axes_of, dimension_of, numbers_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import memory
@@ -68,7 +68,7 @@ def is_repeated(op: Op) -> bool:
         users = dict.fromkeys(user for each in by for user in each.users)
         inverting = (each for each in users if each.name == "div" and each.operands[1] in by)
         return any(map(_divides_by_one, (op, *inverting)))
-    if op.name in PUT_TOGETHER or _combines_parts(op):
+    if op.name in PUT_TOGETHER or _combines_parts(op) or _sums_nothing(op):
         return True
     return is_cheap(op) and op.name not in NEVER_REPEATED
 
@@ -82,6 +82,18 @@ def _combines_parts(op: Op) -> bool:
         return False
     axis = dimension_of(rows.op)
     return axes_of(op) == (axis,) and rows.shape[axis] == len(rows.op.operands)
+
+
+def _sums_nothing(op: Op) -> bool:
+    """Whether each number of a reduction, or of a product, is made of one of each operand: for XLA
+    that is elementwise.
+    """
+    if op.name in FUSED_REDUCTIONS:
+        return op.operands[0].size == op.result.size
+    if op.name != "dot_general":
+        return False
+    (contracted, _), _ = numbers_of(op)
+    return all(op.operands[0].shape[axis] == 1 for axis in contracted)
 
 
 def is_made_once(op: Op) -> bool:

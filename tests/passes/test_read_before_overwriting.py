@@ -318,6 +318,23 @@ def test_in_a_while():
     alone(BARRED, program, jnp.arange(8.0), jnp.int32(3), jnp.int32(4), fires=True)
 
 
+def test_sums_and_products_of_single_numbers():
+    """(3) XLA computes them where they are read, so that a row is read for two writes."""
+
+    def step(tables, i, j, k):
+        one, two = tables
+        x, y = (lax.dynamic_slice(c, (at, 0), (1, 8)) for c, at in ((one, i), (two, j)))
+        u, v = jnp.sum(x, 0), jnp.sum(y, 0)
+        both = u @ v
+        x, y = x + jnp.tensordot(v, k, 0) * both, y + jnp.tensordot(u, k, 0) * both
+        one = lax.dynamic_update_slice(one, x, (i, 0))
+        return (one, lax.dynamic_update_slice(two, y, (j, 0))), None
+
+    program = lambda one, two, *xs: lax.scan(lambda c, x: step(c, *x), (one, two), xs)
+    types = "f32[999,8]", "f32[999,8]", "i32[3]", "i32[3]", "f32[3]"
+    alone(BARRED, program, *types, fires=True)
+
+
 @pytest.mark.parametrize(("again", "fires"), [(jnp.sin, True), (jnp.cumsum, False)])
 def test_a_loop_after_the_write(again, fires):
     """(1) It may run no step, and hands on the buffer if each step does."""
