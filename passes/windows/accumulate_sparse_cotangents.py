@@ -28,7 +28,8 @@ Sound when
 2. no element gets two windows, because ``acc + (u + v)`` is not ``(acc + u) + v``: several windows
    are proved disjoint, those of one `scatter-add` unique, and those of the steps of an inner loop,
    which then adds to the accumulator itself, adjacent; integers need none of this;
-3. the sum has the type of the accumulator, weak type included;
+3. the sum has the type of the accumulator, weak type included, and the shape of the array with the
+   windows: JAX repeats what has an axis of one element, as `vmap` leaves them;
 4. a loop that adds up windows in a second array does so in the step, not before the loop.
 
 Where two windows may coincide, but are one place each, the program compares the places, and each
@@ -61,10 +62,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.constants import is_weak
-from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
+from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.disjoint_pieces import is_one_by_one, own_windows
 from jaxpr_opt.analysis.windows.mapped_windows import is_narrower_soon
+from jaxpr_opt.analysis.windows.overwritten import is_read_late
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Chain, Piece, Pieces, added
 from jaxpr_opt.analysis.windows.sums import (
     ComparedWrites,
@@ -132,9 +134,10 @@ class AccumulateSparseCotangents(Pass[Sum]):
         op, array, result = match.op, match.array, match.op.result
         if [use.op for use in match.dense.uses] != [op]:  # (1)
             return f"{match.dense.label} is read elsewhere"
-        if array.shape != result.shape or is_weak(array) != is_weak(result):  # (3)
+        is_alike = array.shape == match.dense.shape == result.shape
+        if not is_alike or is_weak(array) != is_weak(result):  # (3)
             return f"the sum is a {result.exact_type}, the accumulator a {array.exact_type}"
-        if is_read_after(array, op):
+        if is_read_late(array, op):
             return f"{array.label} is read afterwards, so XLA would copy it"
         if is_narrower_soon(match.dense):
             return f"another rewrite adds to a part of {array.label} only"

@@ -49,9 +49,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
+from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.disjoint_pieces import apart
+from jaxpr_opt.analysis.windows.overwritten import is_read_late
 from jaxpr_opt.analysis.windows.parts import summands
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added
 from jaxpr_opt.builders.tiled_windows import are_joined, are_tiles, scattered
@@ -102,7 +103,7 @@ class ScatterPaddedWindows(Pass[Padded]):
 
     def refuse(self, match: Padded) -> str | None:
         array, scatter = match.array, match.scatters[0]
-        if is_read_after(array, match.adds):
+        if is_read_late(array, match.adds):
             return f"{array.label} is read afterwards, so XLA would copy it"
         pairs = combinations(match.pads, 2)
         if not all(apart(a.window, b.window) for a, b in pairs):  # (2)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
@@ -494,6 +495,29 @@ def test_another_shape():
 
     because = "the accumulator a f32[1,8]"
     check_refuses(DIRECT, program, "f32[1,8]", "f32[5,1,1]", because=because)
+
+
+def test_a_piece_for_all_rows():
+    """(3) It has an axis of one element, as what `vmap` does not batch: JAX repeats it."""
+
+    def step(c, u, i):
+        return lax.add(c, lax.dynamic_update_slice(jnp.zeros((1, 8)), u, (0, i)))
+
+    because = "the sum is a f32[3,8]"
+    check_refuses(DIRECT, looped(step), "f32[3,8]", "f32[5,1,1]", "i32[5]", because=because)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_one_gradient_for_a_batch_of_tables(factor):
+    """(3) In the whole pipeline."""
+
+    def program(table, us, ids):
+        step = lambda c, u, i: c + factor * jnp.zeros_like(c).at[i].add(u)
+        return looped(step)(table, us, ids)
+
+    batch = jax.vmap(program, (0, None, None))
+    args = jnp.zeros((3, 900, 2)), jnp.ones((5, 2)), jnp.arange(5)
+    assert_close(batch(*args), optimize(batch)(*args))
 
 
 def test_no_loop():

@@ -6,8 +6,9 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.values.enclosing import is_argument, is_read_after, loop_of
+from jaxpr_opt.analysis.values.enclosing import is_argument, loop_of
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
+from jaxpr_opt.analysis.windows.overwritten import is_read_late
 from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece, added
 from jaxpr_opt.analysis.windows.shared_operands import Shared, shared, whole_axes
 from jaxpr_opt.analysis.windows.zero_gradients import at_zero, is_zero
@@ -107,7 +108,7 @@ def why_not_in_place(found: Descent) -> str | None:
         return f"the sum is a {op.result.exact_type}, what is updated a {array.exact_type}"
     if not _is_reduced_elsewhere(found):
         return f"{found.dense.label} is read elsewhere"
-    if is_read_after(array, found.last, but=found.choices):
+    if is_read_late(array, found.last, but=found.choices):
         return f"{array.label} is read afterwards, so XLA would copy it"
     loop = loop_of(op)
     if loop is None:

@@ -4,6 +4,9 @@ fence pays.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from jaxpr_opt.analysis.values.enclosing import is_read_after
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.window_primitives import (
     COMBINING,
@@ -15,7 +18,7 @@ from jaxpr_opt.analysis.windows.window_primitives import (
 )
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.dataflow import users_through
+from jaxpr_opt.ir.dataflow import backward_slice, users_through
 from jaxpr_opt.ir.devices import fence, is_sharded
 from jaxpr_opt.ir.graph import Op, Value
 
@@ -24,6 +27,21 @@ def reads_a_window(op: Op) -> bool:
     """Whether an op reads a window, or gathers several."""
     found = access(op)
     return op.name == "gather" or (found is not None and found.kind == "read")
+
+
+def is_read_late(array: Value, op: Op, but: Collection[Op] = ()) -> bool:
+    """Whether another op than `but` may read `array` after `op` has run, and not as well before it:
+    a read of a window may be fenced (`read-before-overwriting`).
+    """
+    early = {user for user in array.users if user is not op and may_be_early(user, op)}
+    return is_read_after(array, op, but={*but, *early})
+
+
+def may_be_early(user: Op, op: Op) -> bool:
+    """Whether an op reads a window at a place that is not made of what another op makes."""
+    if not reads_a_window(user) or user.region is not op.region:
+        return False
+    return op not in backward_slice(user.operands, lambda v: v.region is not op.region)
 
 
 def writes_windows(op: Op) -> bool:

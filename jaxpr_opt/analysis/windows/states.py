@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxpr_opt.analysis.values import float_bounds
 from jaxpr_opt.analysis.values.constants import scalar_of, uniform
+from jaxpr_opt.analysis.windows.overwritten import may_be_early
 from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.analysis.windows.scatter_chains import Piece, added, may_coincide
 from jaxpr_opt.analysis.windows.shared_operands import Shared, shared, whole_axes
@@ -361,5 +362,6 @@ class _Search:
     def _is_read_late(self, array: Value) -> bool:
         order, body = self.body.order, self.body
         first = min(self.pieces, key=order)
-        around = (body.ancestor(user) for user in array.users if user not in self.ops)
+        others = (user for user in array.users if user not in self.ops)
+        around = (body.ancestor(user) for user in others if not may_be_early(user, first))
         return any(op is None or order(op) > order(first) for op in around)
