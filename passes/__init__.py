@@ -65,6 +65,7 @@ from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.passes.windows.add_before_mapping import AddBeforeMapping
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
+from jaxpr_opt.passes.windows.add_one_hot_rows import AddOneHotRows
 from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
 from jaxpr_opt.passes.windows.carry_mapped_rows import CarryMappedRows
 from jaxpr_opt.passes.windows.carry_picked_rows import CarryPickedRows
@@ -115,7 +116,7 @@ WINDOWS = (
     TakeArraysApart(), SplitFlatLoops(), ShareBatchedTables(), ShareBatchedFactors(),
     ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), MultiplyRepeatedRows(),
     JoinConsecutiveRows(), ForwardKnownStacks(), RecognizeOneHot(), ReadOneHotRows(),
-    WriteWhereMasked(),
+    AddOneHotRows(), WriteWhereMasked(),
     ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
     SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
     WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),

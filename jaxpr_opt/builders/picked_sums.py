@@ -53,6 +53,8 @@ class SumOfPlaces:
     sum: PickedSum
     dtype: np.dtype[Any]
     """Of the result."""
+    are_dropped: bool = False
+    """Whether nothing comes of what is read at a place that is out of range."""
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
@@ -92,7 +94,7 @@ class SumOfPlaces:
         return found
 
     def at_places(self, part: Part, numbers: Numbers) -> Part:
-        """What an array holds at the places; 0 where a place is out of range."""
+        """What an array holds at the places; 0 where a place is out of range, if it counts."""
         value, axes = part
         at = {d: numbers[d] for d in axes if d in numbers}
         if not at:
@@ -110,8 +112,11 @@ class SumOfPlaces:
             tuple(axes.index(d) for d in along),
         )
         sizes = [1 if d in along else n for d, n in zip(axes, value.shape, strict=True)]
-        mode = lax.GatherScatterMode.FILL_OR_DROP
-        row = lax.gather(value, indices, dims, sizes, mode=mode, fill_value=0)
+        if self.are_dropped:
+            row = lax.gather(value, indices, dims, sizes, mode=lax.GatherScatterMode.CLIP)
+        else:
+            mode = lax.GatherScatterMode.FILL_OR_DROP
+            row = lax.gather(value, indices, dims, sizes, mode=mode, fill_value=0)
         return row, (*rows, *windows)
 
     def finished(self, parts: Iterable[Part], numbers: Numbers) -> jax.Array:
@@ -120,7 +125,7 @@ class SumOfPlaces:
         free = [d for d in range(len(shape)) if d not in picked.axes]
         layout = [*self.rows, *(d for d in free if d not in self.rows)]
         neutral = jnp.asarray(picked.elsewhere, self.dtype)
-        value = self._product(parts, layout)
+        value = self.product(parts, layout)
         for mask in self._in_range(numbers):
             value = jnp.where(self.spread(mask, layout), value, neutral)
         summed = [at for at, d in enumerate(layout) if d in self.sum.summed and d not in self.rows]
@@ -128,7 +133,7 @@ class SumOfPlaces:
             value = REDUCED[combine](value, tuple(summed)).astype(self.dtype)
         return self._written(value, neutral, numbers) if self.written else value
 
-    def _product(self, parts: Iterable[Part], layout: list[int]) -> jax.Array:
+    def product(self, parts: Iterable[Part], layout: list[int]) -> jax.Array:
         """The product of parts, as large as what has these axes."""
         number = self.sum.picked.number
         laid = [self.spread((value.astype(self.dtype), axes), layout) for value, axes in parts]

@@ -32,6 +32,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `write-rows-together`           rows of a batch that are written at one place are one window
 `recognize-one-hot`             a mask with one true element becomes an index
 `read-one-hot-rows`             a product with an array of one one is a row
+`add-one-hot-rows`              an array of one one is added as a row
 `write-where-masked`            a select by where something is written becomes a write
 `share-batched-tables`          rows of copies of one table are rows of the table
 `share-batched-factors`         products by copies of one matrix are one product by the matrix
