@@ -8,6 +8,7 @@ reads and writes of windows
 `one_hot_rows`                                      the row that a mask chooses
 `selected_ends`                                     few elements of what would be sorted
 `picked_sums`                                       rows that one-hot arrays pick, or add up
+`picked_windows`                                    windows in zeros where one-hot arrays are one
 `step_rows`                                         the row of a step, in place of a stream
 `same_op`                                           an op again, on other operands
 `branch_writes`                                     writes of branches, after their cond

@@ -66,7 +66,7 @@ def _rows(
     made: MadeOfRows, scalars: list[Any], piece: Piece, update: Any, places: list[Any]
 ) -> tuple[jax.Array, jax.Array]:
     """The rows that are reduced of a piece, and a mask of those that count."""
-    rows = ScatteredRows([piece], places, [update])
+    rows = ScatteredRows([piece], [places], [update])
     (sums,) = rows.sums
     lead = (-1, *[1] * (sums.ndim - 1))
     return _made(made, sums, scalars), jnp.reshape(rows.are_slots, lead)

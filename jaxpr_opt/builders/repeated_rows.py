@@ -18,15 +18,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.scatter_chains import Piece
+from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece
 from jaxpr_opt.analysis.windows.window_primitives import (
+    indexed_axes,
+    is_slice,
     leading_rows,
-    mirrored,
-    scatter_numbers,
+    row_numbers,
+    rows_mirrored,
+    single_axes,
     window_sizes,
 )
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import mode_of
+from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Value
 
@@ -34,10 +38,13 @@ _IN_RANGE: Any = {"mode": "promise_in_bounds", "wrap_negative_indices": False}
 
 
 def has_rows(piece: Piece) -> bool:
-    """Whether any two windows of a scatter are equal or disjoint."""
-    numbers, sizes = mirrored(piece.op), window_sizes(piece.op)
-    shape = piece.result.shape
-    return all(sizes[axis] in {1, shape[axis]} for axis in numbers.start_index_map)
+    """Whether any two windows of a scatter are equal or disjoint, or so that of a slice and any
+    other.
+    """
+    sizes, shape = window_sizes(piece.op), piece.result.shape
+    placed = rows_mirrored(piece.op).start_index_map
+    axes = range(len(shape)) if is_slice(piece.op) else placed
+    return all(sizes[axis] in {1, shape[axis]} for axis in axes)
 
 
 def is_less(groups: Iterable[Sequence[Piece]], nbytes: int) -> bool:
@@ -74,21 +81,32 @@ def is_alike(piece: Piece, other: Piece) -> bool:
     """Whether two scatters add to windows of one form, in arrays of one shape; or to rows of arrays
     of as many.
     """
+    if not _are_addressed_alike(piece, other):
+        return False
     if _form(piece) == _form(other):
         return True
     rows = leading_rows(piece.op)
     one, two = (
-        (each.result.shape[:rows], mirrored(each.op).start_index_map, *_form(each)[3:])
+        (each.result.shape[:rows], rows_mirrored(each.op).start_index_map)
         for each in (piece, other)
     )
     return rows > 0 and leading_rows(other.op) == rows and one == two
 
 
 def _form(piece: Piece) -> tuple[Any, ...]:
-    numbers = mirrored(piece.op)
+    numbers = rows_mirrored(piece.op)
     axes = numbers.collapsed_slice_dims, numbers.operand_batching_dims, numbers.start_index_map
-    index = piece.indices[0].dtype
-    return piece.result.shape, window_sizes(piece.op), axes, mode_of(piece.op), index
+    return piece.result.shape, window_sizes(piece.op), axes
+
+
+def _are_addressed_alike(piece: Piece, other: Piece) -> bool:
+    """Whether places have one type, and mean the same out of range: those of a slice are clamped
+    to `int32`, and never are.
+    """
+    placed = [each for each in (piece, other) if not is_slice(each.op)]
+    types = {each.indices[0].dtype for each in placed}
+    modes = {mode_of(each.op) for each in placed}
+    return len(modes) < 2 and len(types | {np.dtype(np.int32)} if len(placed) == 1 else types) < 2
 
 
 class ScatteredRows:
@@ -97,9 +115,13 @@ class ScatteredRows:
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], indices: Sequence[jax.Array], updates: Sequence[jax.Array]
+        self,
+        pieces: Sequence[Piece],
+        indices: Sequence[Sequence[jax.Array]],
+        updates: Sequence[jax.Array],
     ) -> None:
-        given = list(zip(pieces, indices, updates, strict=True))
+        laid = zip(*map(_laid, pieces, indices, updates), strict=True)
+        given = list(zip(pieces, *laid, strict=True))
         where = {_where(piece): _flat(piece, index) for piece, index, _ in given}
         self._piece = pieces[0]
         self._index = lax.concatenate([*where.values()], 0)
@@ -164,13 +186,27 @@ class ScatteredRows:
         return lax.reshape(rows, (len(rows), *piece.result.shape[lead:])) if lead else rows
 
 
+def _laid(
+    piece: Piece, indices: Sequence[jax.Array], update: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Where rows are, and what is added to them; of a slice, without its single axes."""
+    if not is_slice(piece.op):
+        return indices[0], update
+    axes, shape = single_axes(piece.op), piece.result.shape
+    starts = dict(enumerate(indices))
+    if len(indices) == 1 and piece.op.name in SCATTERS:
+        starts = {axis: indices[0][at] for at, axis in enumerate(indexed_axes(piece.op))}
+    places = [in_range(starts[axis], shape[axis] - 1) for axis in axes]
+    return jnp.stack(places), lax.squeeze(update, axes)
+
+
 def _put(piece: Piece) -> Literal["add", "set"]:
     return "set" if piece.op.name == "scatter" else "add"
 
 
 def _where(piece: Piece) -> tuple[Value, tuple[int, ...]]:
     """The indices of a scatter, and those of their axes that run over a batch."""
-    return piece.indices[0], tuple(scatter_numbers(piece.op).scatter_indices_batching_dims)
+    return piece.indices[0], tuple(row_numbers(piece.op).scatter_indices_batching_dims)
 
 
 def _compared(pieces: Sequence[Piece]) -> float:
@@ -196,7 +232,7 @@ def _windows(pieces: Iterable[Piece]) -> int:
 
 def _places(piece: Piece) -> tuple[int, ...]:
     """The axes of the array that say which row a window is, those of a batch first."""
-    numbers = mirrored(piece.op)
+    numbers = rows_mirrored(piece.op)
     return *numbers.operand_batching_dims, *numbers.start_index_map
 
 
@@ -208,7 +244,7 @@ def _sizes(piece: Piece) -> tuple[int, ...]:
 
 def _left_out(piece: Piece) -> tuple[int, ...]:
     """The axes of the array that a window does not have."""
-    numbers = mirrored(piece.op)
+    numbers = rows_mirrored(piece.op)
     return tuple(sorted((*numbers.operand_batching_dims, *numbers.collapsed_slice_dims)))
 
 
@@ -225,7 +261,7 @@ def _count(index: jax.Array | Value) -> int:
 
 def _order(piece: Piece, update: jax.Array) -> tuple[int, list[int]]:
     """How many axes of an update number its windows, and all of them, those first."""
-    windows = scatter_numbers(piece.op).update_window_dims
+    windows = row_numbers(piece.op).update_window_dims
     lead = [axis for axis in range(update.ndim) if axis not in windows]
     return len(lead), [*lead, *windows]
 
@@ -239,7 +275,7 @@ def _rows(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
 
 def _flat(piece: Piece, index: jax.Array) -> jax.Array:
     """The places of windows, one after the other: an index that is clamped is another's."""
-    batch = scatter_numbers(piece.op).scatter_indices_batching_dims
+    batch = row_numbers(piece.op).scatter_indices_batching_dims
     sizes, (_, most) = _sizes(piece), dtypes.limits(index.dtype)
     if any(size > most for size in sizes):
         index, most = lax.convert_element_type(index, np.int32), np.iinfo(np.int32).max

@@ -13,26 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.scatter_chains import SCATTERS, Piece
 from jaxpr_opt.analysis.windows.states import States
-from jaxpr_opt.analysis.windows.window_primitives import single_axes
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of
-from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.builders.repeated_rows import ScatteredRows
 from jaxpr_opt.builders.same_op import bound, repeated
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.devices import has_divided_rows
 from jaxpr_opt.ir.graph import Op, Value
-from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import ELEMENTWISE, PICKING
 
 
-def operands(found: States, rw: Rewriter) -> list[Value]:
+def operands(found: States) -> list[Value]:
     """The values that a step reads: row indices, updates, outer arrays, scalars, carried arrays."""
-    rows = [_row(piece, found.body.terminator, rw) for piece in found.pieces]
     return [
-        *(index for index, _ in rows),
-        *(update for _, update in rows),
+        *(index for piece in found.pieces for index in piece.indices),
+        *(piece.update for piece in found.pieces),
         *outer_operands(found),
         *found.changing.values(),
         *(array.param for array in found.arrays),
@@ -43,20 +38,6 @@ def outer_operands(found: States) -> list[Value]:
     """Those of them that are the same in all steps."""
     outer = [found.shared[v].source if v in found.shared else v for v in found.outer]
     return [*outer, *found.scalars.values()]
-
-
-def _row(piece: Piece, before: Op, rw: Rewriter) -> tuple[Value, Value]:
-    """Where windows are, and what is added to them, as of a scatter."""
-    if piece.op.name in SCATTERS:
-        return piece.indices[0], piece.update
-    axes, shape = single_axes(piece.op), piece.result.shape
-
-    def index(*starts: jax.Array) -> jax.Array:
-        return jnp.stack([in_range(starts[axis], shape[axis] - 1) for axis in axes])
-
-    rest = [n for axis, n in enumerate(shape) if axis not in axes]
-    update = rw.reshape(piece.update, rest, before=before)
-    return rw.insert(index, *piece.indices, before=before), update
 
 
 def stays_at_start(found: States, *given: Any) -> jax.Array:
@@ -123,9 +104,10 @@ def changed(
 
 def _split(found: States, given: Iterable[Any]) -> list[list[Any]]:
     """The values of `operands`, kind by kind."""
-    rest, few = iter(given), len(found.pieces)
-    sizes = few, few, len(found.outer), len(found.scalars), len(found.changing)
-    indices, updates, outer, scalars, changing = (list(islice(rest, size)) for size in sizes)
+    rest = iter(given)
+    indices = [list(islice(rest, len(piece.indices))) for piece in found.pieces]
+    sizes = len(found.pieces), len(found.outer), len(found.scalars), len(found.changing)
+    updates, outer, scalars, changing = (list(islice(rest, size)) for size in sizes)
     outer, changing = _laid(found, found.outer, outer), _laid(found, found.changing, changing)
     return [indices, updates, outer, scalars, changing, list(rest)]
 

@@ -175,7 +175,7 @@ def _flag(found: States, rw: Rewriter) -> Value:
 
 def _updated(found: States, flag: Value, rw: Rewriter) -> list[Value]:
     """The next arrays: updated by rows, or with all elements computed."""
-    operands, end, count = state_rows.operands(found, rw), found.body.terminator, len(found.arrays)
+    operands, end, count = state_rows.operands(found), found.body.terminator, len(found.arrays)
 
     def made(*given: jax.Array) -> list[jax.Array]:
         written, new, *flags = state_rows.changed(found, *given)

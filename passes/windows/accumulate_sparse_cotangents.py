@@ -28,8 +28,7 @@ Sound when
 2. no element gets two windows, because ``acc + (u + v)`` is not ``(acc + u) + v``: several windows
    are proved disjoint, those of one `scatter-add` unique, and those of the steps of an inner loop,
    which then adds to the accumulator itself, adjacent; integers need none of this;
-3. the sum has the type of the accumulator, weak type included, and the shape of the array with the
-   windows: JAX repeats what has an axis of one element, as `vmap` leaves them;
+3. the sum, the accumulator and the array with the windows have one type, weak type included;
 4. a loop that adds up windows in a second array does so in the step, not before the loop.
 
 Where two windows may coincide, but are one place each, the program compares the places, and each
@@ -181,7 +180,6 @@ class AccumulateSparseCotangents(Pass[Sum]):
         return None
 
     def rewrite(self, match: Sum, rw: Rewriter) -> None:
-        result = match.op.result
         if is_one_by_one(match.chain, match.array.dtype):  # (2)
             made = one_by_one(match.chain, match.array, match.op, rw)
         elif (loop := match.loop) is not None:
@@ -193,11 +191,10 @@ class AccumulateSparseCotangents(Pass[Sum]):
                 made = write_sum(made, terms, write, sums, rw)
         else:
             made = add_privately(match.chain, match.array, match.op, rw)
-        rw.replace(result, made)
+        rw.replace(match.op.result, made)
         rw.erase_unread(match.op)
 
 
 def _is_written(array: Value) -> bool:
     """Whether windows of more than zeros were written last: XLA fuses no sum with that."""
-    written = array.op is not None and array.op.name in WRITES
-    return written and not added(array).starts_at_zero
+    return array.op is not None and array.op.name in WRITES and not added(array).starts_at_zero

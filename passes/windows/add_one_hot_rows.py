@@ -38,7 +38,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 from jaxpr_opt.analysis.values.enclosing import loop_of
@@ -47,6 +46,7 @@ from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.overwritten import is_read_late
 from jaxpr_opt.analysis.windows.picked_arrays import Picked
 from jaxpr_opt.analysis.windows.picked_places import picked
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.builders.picked_sums import read
 from jaxpr_opt.builders.picked_windows import InZeros
 from jaxpr_opt.cost.model import cost_model
@@ -68,8 +68,8 @@ class OneHotTerm(Match):
     @property
     def window(self) -> int:
         """The bytes of all windows."""
-        kept = (n for d, n in enumerate(self.term.shape) if d not in self.picked.axes)
-        return prod(kept) * self.term.dtype.itemsize
+        kept = [n for d, n in enumerate(self.term.shape) if d not in self.picked.axes]
+        return dtypes.nbytes(kept, self.term.dtype)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class AddOneHotRows(Pass[OneHotTerm]):
         for array, term in pairs:
             if loop is None or array.aval != op.result.aval or not is_updated_in(array, loop):
                 continue
-            found = picked(term)
+            found = picked(term) if term.shape == array.shape else None
             if found is not None and found.elsewhere == 0 and is_sized(term.shape):  # (1)
                 few = bytes_text(OneHotTerm(op, "", array, term, found).window)
                 says = f"{few} are added to {array.label}, not {bytes_text(array.nbytes)}"

@@ -321,6 +321,20 @@ def test_windows_may_meet():
     check_refuses(UPDATE, program(twice), *types, because="of two ops may overlap")
 
 
+def test_a_gradient_for_all_of_a_batch():
+    """(1) It has an axis of one element, as what `vmap` does not batch: JAX repeats it."""
+
+    def program(tables, ids, us):
+        def step(tables, x):
+            g = jnp.zeros((1, 128, 2)).at[0, x[0]].add(x[1])
+            return lax.sub(tables, 0.1 * g), None
+
+        return lax.scan(step, tables, (ids, us))[0]
+
+    alone(UPDATE, program, "f32[3,128,2]", "i32[4,3]", "f32[4,3,2]", fires=False)
+    alone(UPDATE, program, "f32[1,128,2]", "i32[4,3]", "f32[4,3,2]", fires=True)
+
+
 def test_a_rate_on_a_device():
     """(2) It is a constant of which the value is not looked at."""
     rate = jnp.float32(0.1)

@@ -288,7 +288,6 @@ NO_ROWS = [
     pytest.param(lambda p, g, u, x: p - g / jnp.sum(g * g, 1)[:, None], "reads all", id="sum"),
     pytest.param(lambda p, g, u, x: p - g * jnp.max(g, 0), "reads all", id="columns"),
     pytest.param(lambda p, g, u, x: p - g * jnp.max(g, 1), "reads all", id="turned"),
-    pytest.param(lambda p, g, u, x: p - g * p[:1], "would copy it", id="row of the table"),
     pytest.param(lambda p, g, u, x: p - (g + u[:1]), MORE, id="row added"),
     pytest.param(lambda p, g, u, x: p - (g + p[:1] * u[0, 0]), MORE, id="row of it added"),
     pytest.param(lambda p, g, u, x: p - g * u[0][:, None], "reads all", id="turned row"),
@@ -488,6 +487,27 @@ def test_windows_that_meet_in_part():
     check_refuses(UPDATE, program, *types, because="overlap in part")
 
 
+@pytest.mark.parametrize("sizes", [(3, 2), (1, 1), (1, 2)])
+@pytest.mark.parametrize("axes", [(None, None), (0, None), (0, 0)])
+def test_slices_that_meet_in_part(sizes, axes):
+    """(3) Of several rows; of a part of a row, or all of it, they are equal or disjoint."""
+
+    def program(table, starts):
+        def one(p, i):
+            loss = lambda p: sum(
+                jnp.sum(jnp.sin(lax.dynamic_slice(p, (at, at), sizes))) for at in (i, i + 1)
+            )
+            g = jax.grad(loss)(p)
+            return p - g * jnp.maximum(g, 0), None
+
+        return lax.scan(one, table, starts)[0]
+
+    tables, starts = jnp.arange(32000.0).reshape(2, 8000, 2), jnp.array([[4, 99], [4, 5]])
+    batched = program if axes[0] is None else jax.vmap(program, axes)
+    args = [x if axis == 0 else x[0] for x, axis in zip((tables, starts), axes, strict=True)]
+    same(batched, *args, fires=sizes[0] == 1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("compared", [1e-15, 1.0])
 @pytest.mark.parametrize("mode", ["drop", "clip"])
@@ -578,6 +598,25 @@ def test_places_of_one_row_in_other_types(index):
     table, kept = (each[:4096] for each in arguments()[:2])
     ids = jnp.array([[4], [255], [7], [127]]).astype(index)
     same(at_rows(AT_ROWS["adagrad"]), table, kept, ids, jnp.ones(4))
+
+
+@pytest.mark.parametrize("axes", [(None, None), (0, None), (0, 0)])
+def test_a_row_beside_several(axes):
+    """(3) One word, and those that are drawn: some may be the same."""
+
+    def program(table, ids):
+        def one(p, i):
+            loss = lambda p: jnp.sum(jnp.sin(p[i[0]] @ p[i[1:]].T))
+            g = jax.grad(loss)(p)
+            return p - 0.1 * g, None
+
+        return lax.scan(one, table, ids)[0]
+
+    ids = jnp.array([[4, 4, 7, 7], [250, 9, 250, 4], [0, 1, 2, 3]])
+    tables, many = jnp.sin(jnp.arange(32000.0)).reshape(2, 8000, 2), jnp.stack([ids, ids + 1])
+    batched = program if axes[0] is None else jax.vmap(program, axes)
+    args = [x if axis == 0 else x[0] for x, axis in zip((tables, many), axes, strict=True)]
+    same(batched, *args, fires=axes != (0, 0))
 
 
 def test_windows_of_several_shapes():

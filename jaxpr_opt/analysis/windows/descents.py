@@ -73,7 +73,8 @@ def descent(op: Op, array: Value, term: Value, *, summed: bool = False) -> Desce
     a sum of several sums of pieces, too, if rows may be added one by one.
     """
     dense, path = _followed(term, scaled=summed)
-    pieces = summed_pieces(dense, several=summed)
+    pieces = summed_pieces(dense, several=summed) if term.shape == array.shape else None
+    # Condition 1 of update-rows.
     if pieces is None:
         return None
     found = Descent(op, array, dense, pieces, path, ())

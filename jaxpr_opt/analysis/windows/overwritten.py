@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jaxpr_opt.analysis.values.enclosing import is_read_after
+from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_body
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.window_primitives import (
     COMBINING,
@@ -38,8 +38,8 @@ def is_read_late(array: Value, op: Op, but: Collection[Op] = ()) -> bool:
 
 
 def may_be_early(user: Op, op: Op) -> bool:
-    """Whether an op reads a window at a place that is not made of what another op makes."""
-    if not reads_a_window(user) or user.region is not op.region:
+    """Whether an op of a step reads a window at a place that is not made of what another makes."""
+    if loop_body(op) is None or user.region is not op.region or not reads_a_window(user):
         return False
     return op not in backward_slice(user.operands, lambda v: v.region is not op.region)
 

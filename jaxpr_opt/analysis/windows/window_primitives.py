@@ -38,6 +38,8 @@ COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.
 INDEXED_WRITES = frozenset({"scatter", "scatter-add", *COMBINING})
 """The primitives that write, add or combine windows at places that an array of indices says."""
 
+CLIP = lax.GatherScatterMode.CLIP
+
 
 def windows_read(read: Op) -> int:
     """How many windows an op reads; one for each place that a gather is given."""
@@ -53,27 +55,12 @@ def neutral(write: Op) -> Any:
     return dtypes.neutral(write.operands[0].dtype, write.name.removeprefix("scatter-"))
 
 
-def single_axes(write: Op) -> tuple[int, ...]:
-    """The axes along which a window of a `dynamic_update_slice` is one element of several."""
-    array, window = write.operands[0].shape, write.operands[UPDATE[write.name]].shape
-    pairs = enumerate(zip(array, window, strict=True))
-    return tuple(axis for axis, (n, size) in pairs if size == 1 < n)
+def mirrored(scatter: Op) -> lax.GatherDimensionNumbers:
+    """The dimension numbers with which a gather reads the windows that a scatter writes."""
+    return _mirrored(numbers_of(scatter))
 
 
-def scatter_numbers(write: Op) -> Any:
-    """The dimension numbers with which a scatter writes the windows of an op, without the single
-    axes of a `dynamic_update_slice`.
-    """
-    if write.name != "dynamic_update_slice":
-        return numbers_of(write)
-    single = single_axes(write)
-    rest = tuple(range(len(write.result.shape) - len(single)))
-    return lax.ScatterDimensionNumbers(rest, single, single)
-
-
-def mirrored(write: Op) -> lax.GatherDimensionNumbers:
-    """The dimension numbers with which a gather reads the windows that an op writes."""
-    numbers = scatter_numbers(write)
+def _mirrored(numbers: Any) -> lax.GatherDimensionNumbers:
     return lax.GatherDimensionNumbers(
         offset_dims=numbers.update_window_dims,
         collapsed_slice_dims=numbers.inserted_window_dims,
@@ -91,6 +78,39 @@ def window_sizes(write: Op) -> tuple[int, ...]:
     missing = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     kept = (update.shape[axis] for axis in numbers.update_window_dims)
     return tuple(1 if axis in missing else next(kept) for axis in range(len(array.shape)))
+
+
+def is_slice(write: Op) -> bool:
+    """Whether an op writes one window with all axes of the array, at a place that is clamped: a
+    `dynamic_update_slice`, or what `vmap` makes of it where the place is that of all rows.
+    """
+    if write.name not in INDEXED_WRITES:
+        return True
+    numbers, index = numbers_of(write), write.operands[1]
+    missing = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    return len(index.shape) == 1 and not missing and mode_of(write) == CLIP
+
+
+def single_axes(write: Op) -> tuple[int, ...]:
+    """The axes along which a window is one element of several, and has an axis for it."""
+    pairs = enumerate(zip(write.result.shape, window_sizes(write), strict=True))
+    return tuple(axis for axis, (n, size) in pairs if size == 1 < n)
+
+
+def row_numbers(write: Op) -> Any:
+    """The dimension numbers with which a scatter writes the rows that an op writes: those of a
+    slice have no single axes.
+    """
+    if not is_slice(write):
+        return numbers_of(write)
+    single = single_axes(write)
+    rest = tuple(range(len(write.result.shape) - len(single)))
+    return lax.ScatterDimensionNumbers(rest, single, single)
+
+
+def rows_mirrored(write: Op) -> lax.GatherDimensionNumbers:
+    """The dimension numbers with which a gather reads these rows."""
+    return _mirrored(row_numbers(write))
 
 
 def update_axes(write: Op) -> dict[int, int]:
@@ -112,7 +132,7 @@ def leading_rows(write: Op) -> int:
     """Along how many first axes of the array the windows that an op writes are rows, those of a
     batch included; 0 if they are none.
     """
-    numbers, shape = mirrored(write), write.result.shape
+    numbers, shape = rows_mirrored(write), write.result.shape
     rows = (*numbers.operand_batching_dims, *numbers.start_index_map)
     missing = {*numbers.operand_batching_dims, *numbers.collapsed_slice_dims}
     are_whole = window_sizes(write)[len(rows) :] == shape[len(rows) :]
