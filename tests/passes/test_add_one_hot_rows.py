@@ -114,7 +114,7 @@ def test_a_batch_of_tables(dtype, axes):
 
 REFUSED = {
     "is not a product at one place": lambda q, s, a, r: (
-        q + one_hot(jnp.stack([s, s + 1]), N).sum(0)[:, None]
+        q + jnp.broadcast_to(one_hot(jnp.stack([s, s + 1]), N).sum(0)[:, None], q.shape)
     ),
     "are not all the same": lambda q, s, a, r: q + one_hot(s, N)[:, None] * (q * r),
     "is read afterwards": lambda q, s, a, r: (q + r * both(s, a)) * q,
