@@ -4,6 +4,10 @@ another shape.
 While JAX may differentiate a program, a call of such a function stays one opaque op.  If each
 element of its result, and of its derivative, is made of that element of the operands, it is the
 same function of arrays of another shape, and so is the rule.
+
+A rule may give something else than the derivative of its function, as those of spikes do. JAX then
+differentiates a gradient by the function itself, not by the rule, for what a loop makes of values
+it is given, and by the rule elsewhere: such second derivatives depend on where it is called.
 """
 
 from __future__ import annotations
