@@ -49,15 +49,17 @@ def division(
     return _through(rw, program, values, before, but)[len(values) :]
 
 
-def zero(rw: Rewriter, quotients: Sequence[Value], dtype: Any, before: Op) -> Value:
-    """A scalar zero computed from quotients: what adds it waits for them."""
+def until(rw: Rewriter, number: Value, quotients: Sequence[Value], before: Op) -> Value:
+    """An integer, or a truth value, that waits for quotients: it is added to zeros made of them."""
 
-    def program(*given: jax.Array) -> jax.Array:
+    def program(number: jax.Array, *given: jax.Array) -> jax.Array:
         firsts = (lax.slice(each, (0,) * each.ndim, (1,) * each.ndim) for each in given)
-        zeros = (_zeros(first).reshape(()).astype(dtype) for first in firsts)
-        return functools.reduce(lax.add, zeros)
+        zeros = (_zeros(first).reshape(()) for first in firsts)
+        if number.dtype == bool:
+            return functools.reduce(lax.bitwise_or, (zero != 0 for zero in zeros), number)
+        return jnp.add(number, functools.reduce(lax.add, (z.astype(number.dtype) for z in zeros)))
 
-    return rw.insert(program, *quotients, before=before)
+    return rw.typed(program, number.aval, number, *quotients, before=before)
 
 
 def waiting(

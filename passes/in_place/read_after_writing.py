@@ -91,7 +91,7 @@ class ReadAfterWriting(Pass[Following]):
 
     def refuse(self, match: Following) -> str | None:
         name = match.write.array.label
-        if not is_handed_on(match.op, match.body):  # (1)
+        if not is_handed_on(match.op.operands[0], match.op.result, match.body):  # (1)
             return f"{name} is not one buffer throughout the step"
         return why_no_fence(match.write.array)  # (4)
 

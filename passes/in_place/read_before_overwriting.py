@@ -1,4 +1,4 @@
-"""Order reads of a carried buffer before the write that overwrites it: XLA need not copy it.
+"""Order reads of a carried buffer before what overwrites it: XLA need not copy it.
 
 Before::
 
@@ -36,11 +36,10 @@ go through it, and the write waits for a zero that is made of the quotient::
 Both are the identity, so they are always sound. They are inserted where
 
 1. the loop carries one buffer throughout the step: by elementwise ops of the same elements (a
-   stencil also reads neighbours), by ops that write, add to or combine windows, one or several, and
-   by inner loops that carry it so;
+   stencil also reads neighbours), by ops that write, add to or combine windows, and by inner loops;
 2. all other reads of the overwritten version are windows, in the loop's body, at indices that do
    not depend on the write, nor on an op that must stay behind one; or reads that the write depends
-   on anyway;
+   on anyway, also in branches;
 3. another op than the write uses the window, which has elements, or some op uses all of the written
    buffer: XLA handles ``c[i] = f(c[j])`` by itself, or ``c[i] = f(c[i])`` after a division, and
    what reads several windows, if the write needs it: it does not repeat that elsewhere;
@@ -48,7 +47,7 @@ Both are the identity, so they are always sound. They are inserted where
    read in each step, too, more than a step hides; on a GPU, where each window becomes a kernel, a
    megabyte or two), and the window small enough: behind a fence it takes memory of its own;
 5. nothing differentiates the loop any more (the final phase), and XLA keeps such a fence until it
-   has placed its copies; a division has a window to divide, and bits.
+   has placed its copies; a division has a window to divide, and bits, and a number that waits.
 
 Cost: ops on both sides of a fence are not fused. Loops over arrays of 128 bytes take 0.5 to 0.8
 times as long, of 2 kB 0.03 to 0.9 (CPU, jax 0.10 and 0.12).
@@ -61,23 +60,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax.numpy as jnp
-
 from jaxpr_opt.analysis.values.enclosing import loop_body
 from jaxpr_opt.analysis.windows.buffers import is_handed_on, is_read_for
 from jaxpr_opt.analysis.windows.overwritten import (
+    Overwrite,
+    comes_first,
+    overwrites,
     pays,
     reads_a_window,
     repeats,
-    waiting_place,
     waits,
-    writes_windows,
 )
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
-from jaxpr_opt.builders.fences import barrier, division, made_on_the_way, why_no_fence, zero
+from jaxpr_opt.builders.fences import barrier, division, made_on_the_way, until, why_no_fence
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.insight.journal import Waste
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import fence
 from jaxpr_opt.ir.graph import Op, Phase, Region, Value
@@ -89,12 +86,18 @@ from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE, can_move
 class Overwriting(Match):
     """A write into a buffer that a loop carries, and the other ops that read what it overwrites."""
 
-    array: Value
+    write: Overwrite
     body: Region
     readers: tuple[Op, ...]
+    within: tuple[Op, ...]
+    """Those in branches, or in the steps of inner loops."""
     unordered: tuple[Op, ...]
     """Those that XLA does not order before the write."""
     whole_is_read: bool
+
+    @property
+    def array(self) -> Value:
+        return self.write.array
 
     @property
     def fenced(self) -> tuple[Op, ...]:
@@ -109,37 +112,41 @@ class ReadBeforeOverwriting(Pass[Overwriting]):
     name: ClassVar[str] = "read-before-overwriting"
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"  # (5)
-    primitives: ClassVar[frozenset[str]] = WRITES | frozenset(COMBINING)
+    primitives: ClassVar[frozenset[str]] = WRITES | {*COMBINING, "scan", "while"}
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Overwriting]:
-        body, array = loop_body(op), op.operands[0]
-        if body is None or cost_model().is_no_line(array.nbytes) or not writes_windows(op):
-            return  # (4)
-        readers = tuple(each for each in array.users if each is not op)
+        if (body := loop_body(op)) is not None:
+            for write in overwrites(op):
+                yield from self._reads(write, body)
+
+    def _reads(self, write: Overwrite, body: Region) -> Iterator[Overwriting]:
+        op, array = write.op, write.array
+        users = [each for each in array.users if each is not op]
+        readers = tuple(each for each in users if each.region is body)
+        within = tuple(each for each in users if each.region is not body)
         left = [each for each in readers if not waits(each)]
-        repeated = [each for each in left if repeats(op, each)]
+        repeated = [each for each in left if repeats(write, each)]
         unordered = tuple(each for each in left if each in repeated or not is_read_for(op, each))
-        whole = any(each.name in ELEMENTWISE for each in op.result.users)
-        whole = whole and any(each.region is body for each in left)
-        if (whole and cost_model().is_hidden(array.nbytes)) or not pays(op, readers, whole):
-            return  # (4)
-        if unordered or whole:  # (3)
+        whole = any(each.name in ELEMENTWISE for each in write.result.users) and bool(left)
+        model, size = cost_model(), array.nbytes
+        is_small = model.is_no_line(size) or (whole and model.is_hidden(size))  # (4)
+        if not is_small and (unordered or whole) and pays(write, readers, whole):  # (3, 4)
             says = f"{array.label} is read before it is overwritten: XLA need not copy it"
             # Where all of it is read, too, a copy is little besides; after a division it is ours.
             copied = not whole and not repeated and all(map(reads_a_window, readers))
-            waste: Waste | None = "copy" if copied else None
-            args = op, says, array, body, readers, unordered, whole
-            yield Overwriting(*args, about=op.result, waste=waste)
+            args = op, says, write, body, readers, within, unordered, whole
+            yield Overwriting(*args, about=write.result, waste="copy" if copied else None)
 
     def refuse(self, match: Overwriting) -> str | None:
         body, name = match.body, match.array.label
-        if not is_handed_on(match.op, body):  # (1)
+        if not is_handed_on(match.array, match.write.result, body):  # (1)
             return f"{name} is not one buffer throughout the step"
         for reader in match.readers:  # (2)
             if reader in match.unordered and not reads_a_window(reader):  # (2)
                 return f"{reader.name} reads all of {name}"
-            if reader.region is not body:  # (2)
+        for reader in match.within:
+            if not comes_first(reader, match.op):  # (2)
                 return f"{name} is read inside a {reader.parent.name if reader.parent else ''}"
         if not match.whole_is_read and not any(op.results[0].nbytes for op in match.unordered):
             return f"no window of {name} is read"  # (3)
@@ -147,6 +154,8 @@ class ReadBeforeOverwriting(Pass[Overwriting]):
             return reason
         if fence() == "division" and all(map(waits, match.fenced)):  # (5)
             return f"this version of XLA drops barriers, and no window of {name} is read"
+        if fence() == "division" and match.write.waiting_place is None:  # (5)
+            return f"nothing that {match.op.name} begins with can wait for the reads"
         first, late, _ = _schedule(match)
         if match.op in first:  # (2)
             return f"the index at which {name} is read depends on the write"
@@ -162,15 +171,15 @@ class ReadBeforeOverwriting(Pass[Overwriting]):
         reads = [each.result for each in match.fenced]
         if fence() == "division":
             reads += [value for value in made_on_the_way(reads, first) if value not in reads]
-            at = waiting_place(op)
-            index = op.operands[at]
-            quotients = division(rw, reads, other, first)
-            waiting = zero(rw, quotients, index.dtype, op)
-            rw.set_operand(op, at, rw.insert(jnp.add, index, waiting, before=op))
+            at = match.write.waiting_place
+            assert at is not None
+            rw.set_operand(
+                op, at, until(rw, op.operands[at], division(rw, reads, other, first), op)
+            )
             return
         if match.whole_is_read:
             assert op.next is not None
-            barrier(rw, [op.result], op.next)
+            barrier(rw, [match.write.result], op.next)
         if match.unordered:
             array = match.array
             if array.op is not None and array.op.name != BARRIER:

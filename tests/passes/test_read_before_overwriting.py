@@ -431,13 +431,50 @@ def test_a_buffer_that_is_read_whole(step, reader):
 
 
 def test_a_buffer_that_is_read_in_a_branch():
-    """(2) A barrier in a branch would not order it."""
+    """(2) It is read before, if the write needs what the branch makes; a fence would not order it."""
+
+    def step(c, i, j, needed):
+        x = lax.cond(i > 2, lambda: read(c, i), lambda: jnp.zeros(2))
+        return write(c, x if needed else jnp.ones(2), j), (read(c, i + 1), x)
+
+    alone(BARRED, stepping(lambda *xs: step(*xs, True)), *PLACES, fires=True)
+    unneeded = stepping(lambda *xs: step(*xs, False))
+    check_refuses(BARRED, unneeded, *PLACES, because="is read inside a cond")
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_loop_that_overwrites(counts, dividing):
+    """(2, 5) The first number of the loop waits for the read."""
 
     def step(c, i, j):
-        x = lax.cond(i > 2, lambda: read(c, i), lambda: jnp.zeros(2))
-        return write(c, x, j), read(c, i + 1)
+        more = lambda c, k: (write(c, jnp.sin(read(c, j)), k), None)
+        ahead = lambda n, c: more(c, j + n)[0]
+        new = lax.fori_loop(0, 3, ahead, c) if counts else lax.scan(more, c, jnp.arange(3))[0]
+        return new, read(c, i)
 
-    check_refuses(BARRED, stepping(step), *PLACES, because="is read inside a cond")
+    program = stepping(step)
+    if counts:
+        alone(BARRED, program, *PLACES, fires=True)
+    else:
+        check_refuses(BARRED, program, *PLACES, because="nothing that scan begins with can wait")
+
+
+@pytest.mark.parametrize("kept", {False, compat_devices.KEEPS_BARRIERS})
+@pytest.mark.parametrize("later", [False, True])
+def test_no_copy_before_an_inner_loop(kept, later, monkeypatch):
+    """What it is for; it does not matter which comes first in a step."""
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", kept)
+
+    def step(c, i):
+        seen = c[i]
+        new = lax.while_loop(
+            lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1].at[i + s[0]].add(s[1][i])), (0, c)
+        )[1]
+        return new, c[i] if later else seen
+
+    program = lambda c, i: lax.scan(step, c, i)
+    args = jnp.zeros(8192), jnp.arange(4)
+    assert memory(optimize(program), *args) < args[0].nbytes < memory(program, *args)
 
 
 def test_a_place_that_depends_on_the_write():

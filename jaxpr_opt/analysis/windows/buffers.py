@@ -15,7 +15,7 @@ from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
 from jaxpr_opt.cost.fusion import is_fused, reduces
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice, inputs
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import BARRIER, ELEMENTWISE
@@ -154,19 +154,18 @@ def is_updated_in(array: Value, loop: Scan | While) -> bool:
     return any(array is carry.param for carry in loop.carries)
 
 
-def is_handed_on(write: Op, body: Region) -> bool:
-    """Whether a write overwrites a carry as it enters the step, and makes the same carry as it
-    leaves.
+def is_handed_on(array: Value, result: Value, body: Region) -> bool:
+    """Whether an array is a carry as it enters the step, or made of it, and what overwrites it
+    makes the same carry as it leaves.
     """
     loop = body.owner
     assert isinstance(loop, Scan | While)
     return any(
-        _becomes(carry.param, write.operands[0]) and _becomes(write.result, carry.next)
-        for carry in loop.carries
+        becomes(carry.param, array) and becomes(result, carry.next) for carry in loop.carries
     )
 
 
-def _becomes(earlier: Value, later: Value) -> bool:
+def becomes(earlier: Value, later: Value) -> bool:
     """Whether one version of a buffer is made of another in place: by writes, barriers, loops that
     do so in each step, and elementwise ops, which read no other elements of it than they make.
     """
@@ -184,7 +183,7 @@ def _becomes(earlier: Value, later: Value) -> bool:
             made_of = [op.operands[version.position]]
         elif isinstance(op, Scan | While):
             inner = (carry for carry in op.carries if carry.result is version)
-            made_of = [c.init for c in inner if _becomes(c.param, c.next)]
+            made_of = [c.init for c in inner if becomes(c.param, c.next)]
         elif op.name in ELEMENTWISE:
             made_of = [
                 v for v in op.operands if v.shape == version.shape and v.dtype == version.dtype
@@ -234,7 +233,7 @@ def is_read_for(write: Op, reader: Op) -> bool:
         op = value.op
         return op is None or op.region is not region or region.order(op) < first
 
-    needed = {write, *backward_slice(write.operands, is_before)}
+    needed = {write, *backward_slice(inputs(write), is_before)}
     if reader not in needed:
         return False
     model = cost_model()

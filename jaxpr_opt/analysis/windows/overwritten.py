@@ -4,10 +4,12 @@ fence pays.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_body
 from jaxpr_opt.analysis.windows.access import access
+from jaxpr_opt.analysis.windows.buffers import becomes
 from jaxpr_opt.analysis.windows.window_primitives import (
     COMBINING,
     UPDATE,
@@ -16,11 +18,12 @@ from jaxpr_opt.analysis.windows.window_primitives import (
     places,
     windows_read,
 )
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.ir.dataflow import backward_slice, users_through
+from jaxpr_opt.ir.dataflow import backward_slice, inputs, users_through
 from jaxpr_opt.ir.devices import fence, is_sharded
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Scan, Value, While
 
 
 def reads_a_window(op: Op) -> bool:
@@ -44,6 +47,53 @@ def may_be_early(user: Op, op: Op) -> bool:
     return op not in backward_slice(user.operands, lambda v: v.region is not op.region)
 
 
+@dataclass(frozen=True, slots=True)
+class Overwrite:
+    """An op that writes windows into an array, or a loop that does so in its steps."""
+
+    op: Op
+    array: Value
+    result: Value
+
+    @property
+    def waiting_place(self) -> int | None:
+        """Which operand may wait for what is added to it; None if there is none.  Of a write, where
+        it starts: along an axis that the window fills XLA knows it to start at zero, whatever is
+        computed.  Of a loop, an integer or a truth value that it begins with.
+        """
+        op = self.op
+        if isinstance(op, Scan | While):
+            inits = [carry.init for carry in op.carries]
+            numbers = (at for at, init in enumerate(inits) if _may_wait(init))
+            return next(numbers, None)
+        if op.name != "dynamic_update_slice":
+            return 1
+        array, window = self.array.shape, op.operands[UPDATE[op.name]].shape
+        short = (axis for axis, size in enumerate(window) if size < array[axis])
+        return component_of(op, next(short, 0))[0]
+
+
+def _may_wait(init: Value) -> bool:
+    return init.shape == () and (dtypes.is_integer(init.dtype) or init.dtype == bool)
+
+
+def overwrites(op: Op) -> Iterator[Overwrite]:
+    """The arrays that an op overwrites in place, if nothing reads them any more."""
+    if isinstance(op, Scan | While):
+        for carry in op.carries:
+            if carry.next is not carry.param and becomes(carry.param, carry.next):
+                yield Overwrite(op, carry.init, carry.result)
+    elif writes_windows(op):
+        yield Overwrite(op, op.operands[0], op.result)
+
+
+def comes_first(reader: Op, write: Op) -> bool:
+    """Whether a write needs what an op makes, or what has that op in its branches or steps."""
+    assert write.region is not None
+    around = write.region.ancestor(reader)
+    return around in backward_slice(inputs(write), lambda v: v.region is not write.region)
+
+
 def writes_windows(op: Op) -> bool:
     """Whether an op writes a window, or several, or adds to them or combines them, with no function
     of its own.
@@ -53,13 +103,13 @@ def writes_windows(op: Op) -> bool:
     return is_write and not has_function and not is_sharded(op.operands[0])
 
 
-def pays(write: Op, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
+def pays(write: Overwrite, readers: tuple[Op, ...], whole_is_read: bool) -> bool:
     """Whether a fence around the windows that are read takes less time than copying the array."""
     windows = list[Op]()
     for each in filter(reads_a_window, readers):
         if not any(_is_same(each, other) for other in windows):
             windows.append(each)
-    array, sizes = write.operands[0].nbytes, [each.result.nbytes for each in windows]
+    array, sizes = write.array.nbytes, [each.result.nbytes for each in windows]
     several = sum(each.result.size for each in windows if windows_read(each) > 1)
     if several and fence() == "division" and not cost_model().is_less_divided(several, array):
         return False
@@ -71,24 +121,13 @@ def _is_same(op: Op, other: Op) -> bool:
     return (op.name, op.operands, op.params) == (other.name, other.operands, other.params)
 
 
-def repeats(write: Op, reader: Op) -> bool:
+def repeats(write: Overwrite, reader: Op) -> bool:
     """Whether XLA may repeat the write that made an array in a read of it, because the write had to
     wait for a division and is at another place.
     """
-    made = write.operands[0].op
+    made = write.array.op
     waited = made is not None and writes_windows(made) and any(map(waits, made.operands[0].users))
-    return waited and _indices(reader) != places(write)
-
-
-def waiting_place(write: Op) -> int:
-    """Which operand says where a write starts, so that it waits for what is added there: along an
-    axis that the window fills XLA knows it to start at zero, whatever is computed.
-    """
-    if write.name != "dynamic_update_slice":
-        return 1
-    array, window = write.operands[0].shape, write.operands[UPDATE[write.name]].shape
-    short = (axis for axis, size in enumerate(window) if size < array[axis])
-    return component_of(write, next(short, 0))[0]
+    return waited and (bool(write.op.regions) or _indices(reader) != places(write.op))
 
 
 def waits(op: Op) -> bool:
