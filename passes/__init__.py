@@ -19,6 +19,7 @@ from jaxpr_opt.passes.in_place.unroll_swapped_carries import UnrollSwappedCarrie
 from jaxpr_opt.passes.in_place.update_rows import UpdateRows
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
 from jaxpr_opt.passes.in_place.write_apart import WriteApart
+from jaxpr_opt.passes.in_place.write_in_branches import WriteInBranches
 from jaxpr_opt.passes.laws.carry_truth_values import CarryTruthValues
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.fold_constants import FoldConstants
@@ -174,7 +175,7 @@ STAGES = (
     # When nothing can differentiate any more.
     (*ROWS, ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
     (SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
-    (UnrollSwappedCarries(), *CLEANUP),
+    (UnrollSwappedCarries(), WriteInBranches(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.

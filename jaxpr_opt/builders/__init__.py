@@ -11,6 +11,7 @@ reads and writes of windows
 `picked_windows`                                    windows in zeros where one-hot arrays are one
 `step_rows`                                         the row of a step, in place of a stream
 `same_op`                                           an op again, on other operands
+`branches_in_turn`                                  branches as loops of at most one step
 `branch_writes`                                     writes of branches, after their cond
 `whole_writes`                                      writes to windows, as writes to the array
 `window_by_window`                                  writes of several windows, one by one

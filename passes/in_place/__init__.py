@@ -6,7 +6,8 @@ These passes run last, when no other pass moves an op.
 `update-rows`              update only the rows where a gradient is nonzero
 `update-states`            the same with the state of an optimizer, such as Adagrad
 `add-in-place`             a read, a sum and a write of one window become one op
-`read-before-overwriting`  reads are ordered before the write that overwrites them
+`write-in-branches`        a branch that updates an array becomes a loop of one step
+`read-before-overwriting`  reads are ordered before what overwrites them
 `read-after-writing`       a write is ordered before the reads that follow
 `unroll-swapped-carries`   as many steps at once as bring buffers back to their places
 `write-apart`              a write stays out of the ops that read all of the array

@@ -47,6 +47,7 @@ sums of windows
 `made_of_rows`              what they make of all of it
 arrays that a loop carries
 `buffers`                   all accesses to a carried array: a `Buffer`
+`buffers_in_branches`       buffers that branches update
 `overwritten`               reads of what a write overwrites
 `swapped`                   carries that change places from step to step
 `sliding`, `sliding_costs`  a window that slides over a buffer, and whether to stack it

@@ -169,7 +169,7 @@ def becomes(earlier: Value, later: Value) -> bool:
     """Whether one version of a buffer is made of another in place: by writes, barriers, loops that
     do so in each step, and elementwise ops, which read no other elements of it than they make.
     """
-    pending, seen, is_found = [later], {later}, False
+    pending, seen, is_found, region = [later], {later}, False, later.region
     while pending:
         version = pending.pop()
         # Condition 1 of read-before-overwriting, read-after-writing.
@@ -177,7 +177,7 @@ def becomes(earlier: Value, later: Value) -> bool:
             is_found = True
             continue
         op = version.op
-        if op is None or op.region is not earlier.region:
+        if op is None or op.region is not region:
             continue
         if op.name == BARRIER:
             made_of = [op.operands[version.position]]
@@ -209,7 +209,7 @@ def _is_rearranged(array: Value, value: Value) -> bool:
         op = (each := pending.pop()).op
         if each is array:
             return True
-        if op is not None and op.region is array.region and is_fused(op):
+        if op is not None and op.region is value.op.region and is_fused(op):
             more = [v for v in op.operands if cost_model().is_most(v.nbytes, array.nbytes)]
             pending += [v for v in more if v not in seen]
             seen.update(more)
