@@ -7,6 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.passes.in_place.write_in_branches import WriteInBranches
 from jaxpr_opt.testing import (
@@ -23,8 +24,9 @@ N = 64
 
 
 @pytest.fixture(autouse=True)
-def _eager():
+def _eager(monkeypatch):
     """Programs here are small, and about what is done where it helps."""
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", False)
     with using(cost_model().but(kernel=0.0)):
         yield
 
@@ -237,6 +239,13 @@ def test_small_arrays():
     """A loop for each branch takes longer than a copy."""
     with using(cost_model().but(kernel=1e-6)):
         alone(WRITE, stepping(by_kind), *TYPES, fires=False)
+
+
+def test_where_branches_are_not_copied(monkeypatch):
+    """From JAX 0.11 on, unless something else is read."""
+    monkeypatch.setattr(compat_devices, "KEEPS_BARRIERS", True)
+    alone(WRITE, stepping(by_kind), *TYPES, fires=False)
+    alone(WRITE, stepping(PROGRAMS["read beside"]), *ARGS, fires=True)
 
 
 def test_outside_of_loops():
