@@ -50,7 +50,7 @@ from jaxpr_opt.analysis.windows.buffers_in_branches import buffers, is_copied
 from jaxpr_opt.analysis.windows.overwritten import is_read_late
 from jaxpr_opt.builders.branches_in_turn import in_turn
 from jaxpr_opt.cost.model import cost_model
-from jaxpr_opt.engine.interface import After, Match, Pass
+from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Cond, Op, Outcome, Phase, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -70,9 +70,6 @@ class WriteInBranches(Pass[UpdatedInBranches]):
     """Branches that update a buffer -> loops of at most one step."""
 
     name: ClassVar[str] = "write-in-branches"
-    after: ClassVar[tuple[After, ...]] = (
-        After("write-after-branches", "what is written after a cond needs no loop"),
-    )
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"  # (3)
     anchors: ClassVar[tuple[type[Op], ...]] = (Cond,)

@@ -20,7 +20,8 @@ them; the sum of the parts touches three whole arrays in every step of a loop. W
 were written to, each window of the sum is the sum of what all of them have there. Sound when
 
 1. all that is added are parts of one array by one predicate, or parts of such a part by another,
-   each element in one of them: x + 0 is x, up to the sign of zero;
+   each element in one of them: x + 0 is x, up to the sign of zero; and one array more at most, as
+   the order of a sum with two would change;
 2. each write is of one window, or one in each row of a batch, so that no element is written twice
    (`jaxpr_opt.analysis.windows.access`); reads mirror writes, so that windows out of range are
    clamped alike, and dropped ones have no effect;
@@ -40,7 +41,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.constants import is_weak, strong
+from jax import lax
+
+from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
 from jaxpr_opt.analysis.windows.parts import SelectedPart, joined, part, summands
@@ -59,6 +62,8 @@ class SumOfParts(Match):
 
     whole: Value
     parts: tuple[SelectedPart, ...]
+    rest: Value | None
+    """Another term of the sum."""
     sums: tuple[Op, ...]
     """The additions, last to first."""
 
@@ -72,6 +77,11 @@ class SumOfParts(Match):
         """Whether one part was written to, and no window added to after another was written."""
         kinds = [write.kind for write in self.writes]
         return sum(bool(each.writes) for each in self.parts) <= 1 and "add" not in kinds[1:]
+
+    @property
+    def clears(self) -> bool:
+        """Whether only zeros are written: what else is added may be added afterwards."""
+        return all(w.kind == "write" and uniform(w.value) == 0 for w in self.writes)
 
 
 @dataclass(frozen=True)
@@ -87,11 +97,13 @@ class JoinSelectedParts(Pass[SumOfParts]):
         if not all(part(v, op) is not None or _is_sum(v) for v in op.operands):
             return  # most sums are told to be of something else by one look
         sums, terms = summands(op)
-        parts = [known for term in terms if (known := part(term, op)) is not None]
-        whole = joined(parts) if len(parts) == len(terms) else None
-        if whole is not None:  # (1)
+        found = {term: known for term in terms if (known := part(term, op)) is not None}
+        parts, rest = tuple(found.values()), [term for term in terms if term not in found]
+        whole = joined(parts) if parts and len(rest) <= 1 and len(terms) > 1 else None
+        if whole is not None and all(term.shape == whole.shape for term in terms):  # (1)
             says = f"disjoint parts of {whole.label} are written in place, not added"
-            yield SumOfParts(op, says, whole, tuple(parts), sums, about=op.result)
+            other = rest[0] if rest else None
+            yield SumOfParts(op, says, whole, parts, other, sums, about=op.result)
 
     def refuse(self, match: SumOfParts) -> str | None:
         path = {*match.sums, *(write.op for write in match.writes)}
@@ -116,17 +128,24 @@ class JoinSelectedParts(Pass[SumOfParts]):
     def rewrite(self, match: SumOfParts, rw: Rewriter) -> None:
         op, version = match.op, match.whole
         terms = {v.result: v.before if match.is_simple else v.result for v in match.parts}
+        if (rest := match.rest) is not None and match.clears:
+            terms[rest] = rw.full(0, rest.aval, before=op)
+        elif rest is not None:
+            version = rw.typed(lax.add, op.result.aval, version, rest, before=op)
+            terms[rest] = rest
         for each in match.parts:
             for write in each.writes:
                 if not match.is_simple:
                     version = write_sum(version, terms, write, match.sums, rw)
-                elif write.kind == "write":
-                    version = write_sum(
-                        version, {**terms, each.result: None}, write, match.sums, rw
-                    )
+                elif write.kind == "write" or rest is not None:
+                    own = None if write.kind == "write" else write.op.result
+                    there = {**terms, each.result: own}
+                    version = write_sum(version, there, write, match.sums, rw)
                 else:
                     operands = version, write.value, *write.indices
                     version = rw.typed(write.again, write.op.result.aval, *operands, before=op)
+        if rest is not None and match.clears:
+            version = rw.typed(lax.add, op.result.aval, version, rest, before=op)
         if is_weak(version) != is_weak(op.result):
             version = rw.typed(strong, op.result.aval, version, before=op)
         rw.replace(op.result, version)

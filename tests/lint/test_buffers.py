@@ -44,7 +44,7 @@ def test_what_no_pass_can_fix_says_why_and_what_to_write():
         def step(values, i):
             top = values[i]
             last = lax.fori_loop(0, 9, lambda k, best: jnp.maximum(best, values[i + k]), top)
-            return values.at[i].set(last), top
+            return values.at[i].set(2.0), last
 
         return lax.scan(step, values, places)
 

@@ -106,7 +106,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         "never: version not in body.terminator.operands": _FENCES,
         "without: and not _is_of_data(read, body)": _FENCES,
     },
-    "read_before_overwriting.ReadBeforeOverwriting.find": {
+    "read_before_overwriting.ReadBeforeOverwriting._reads": {
         "always: unordered or whole": _FENCES,
     },
     "read_before_overwriting.ReadBeforeOverwriting.refuse": {

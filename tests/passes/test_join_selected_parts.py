@@ -15,7 +15,7 @@ from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindo
 from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
-from tests.loops import alone
+from tests.loops import alone, memory
 
 JOIN = JoinSelectedParts()
 FORWARD = ForwardWrittenWindows()
@@ -348,9 +348,68 @@ def test_refusals(program, because):
     check_refuses(JOIN, program, *TYPES, because=because)
 
 
+BESIDE = {
+    "before": lambda d, a, b: (d + a) + b,
+    "between": lambda d, a, b: (a + d) + b,
+    "after": lambda d, a, b: (a + b) + d,
+    "to the second": lambda d, a, b: a + (b + d),
+}
+
+
+@pytest.mark.parametrize("add", BESIDE.values(), ids=BESIDE)
+@pytest.mark.parametrize(("clears", "adds"), [(False, False), (True, False), (False, True)])
+def test_another_array_is_added(add, clears, adds):
+    """(1) In the order of the sum, where both parts have a number, too."""
+
+    def program(p, c, u, i, d):
+        a, b = parts(p, c)
+        written = b.at[i].add(u[0], mode="drop") if adds else b
+        return add(d, a, write(written, jnp.zeros(2) if clears else u, i))
+
+    alone(JOIN, program, *TYPES, "f32[16]", fires=True)
+    numbers = jnp.exp(jnp.arange(16.0)), jnp.array([1e-3, 3e-3])
+    for which, place in ((True, 3), (False, 3), (True, -3), (False, 99)):
+        args = jnp.array(which), numbers[0], numbers[1], jnp.int32(place), numbers[0] * 1e-4
+        alone(JOIN, program, *args, fires=True)
+
+
+def test_rows_that_are_written_and_read_under_a_mask():
+    """The cotangent of what is read is added to the parts; nothing whole is made in a step."""
+
+    def program(table, us, ids, masks):
+        def step(t, x):
+            u, i, p = x
+            return jnp.where(p, t.at[i].set(u + t[i]), t), jnp.sum(t[i])
+
+        return jnp.sum(lax.scan(step, table, (us, ids, masks))[1])
+
+    args = (
+        jnp.ones((4000, 2)),
+        jnp.ones((3, 2)),
+        jnp.array([5, 5, 7]),
+        jnp.array([True, False, True]),
+    )
+    gradient = jax.grad(program, (0, 1))
+    assert_close(gradient(*args), optimize(gradient)(*args))
+    assert memory(optimize(gradient), *args) < 1.25 * args[0].nbytes
+    without = optimize(jax.vmap(gradient, (0, None, None, None)), skip=["join-selected-parts"])
+    many = jnp.stack([args[0], 2 * args[0]])
+    assert_close(
+        jax.vmap(gradient, (0, None, None, None))(many, *args[1:]), without(many, *args[1:])
+    )
+
+
 @pytest.mark.parametrize(
     "program",
     [
+        pytest.param(
+            lambda p, c, u, i: c + parts(p, c)[0] + u[0] * c + write(parts(p, c)[1], u, i),
+            id="1 two arrays beside",
+        ),
+        pytest.param(
+            lambda p, c, u, i: lax.add(c[None], write(parts(p, c)[1], u, i)[None]),
+            id="1 another array in place of a part",
+        ),
         pytest.param(
             lambda p, c, u, i: parts(p, c)[0] + write(parts(i > 0, c)[1], u, i),
             id="1 another predicate",

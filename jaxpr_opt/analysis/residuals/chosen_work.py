@@ -8,7 +8,7 @@ layers, each of which is computed at once.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxpr_opt.analysis.residuals.same_choices import asks_the_same
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, routes
@@ -101,7 +101,7 @@ def division(choice: Choice) -> Division:
             continue
         idle = [op for layer in found if not _is_worth(layer, choice, runs) for op in layer.ops]
         if not idle:
-            return Division(choice, tuple(found), tuple(runs))
+            return Division(choice, tuple(_with_known(found, runs)), tuple(runs))
         fixed.update(idle)
 
 
@@ -219,6 +219,16 @@ def _layers(choice: Choice, always: Collection[Op]) -> Iterator[Layer]:
         read = (v for v in results if any(body.ancestor(user) not in own for user in v.users))
         later = (op for op, place in places.items() if place < places[last] and levels[op] > level)
         yield Layer(tuple(ops), tuple(read), last, tuple(later))
+
+
+def _with_known(layers: Sequence[Layer], runs: Sequence[Computed]) -> Iterator[Layer]:
+    """The layers, with the results that others read in place of what they are in some case."""
+    read = [{*layer.results, *(v for op in layer.ops for v in inputs(op))} for layer in layers]
+    for place, layer in enumerate(layers):
+        told = (run.known.get(v) for run in runs for values in read[place + 1 :] for v in values)
+        later = {v for v in told if isinstance(v, Value)}
+        own = [v for op in layer.ops for v in op.results if v in later and v not in layer.results]
+        yield replace(layer, results=(*layer.results, *own))
 
 
 def _is_worth(layer: Layer, choice: Choice, runs: Sequence[Computed]) -> bool:
