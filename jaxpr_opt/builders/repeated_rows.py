@@ -204,9 +204,9 @@ def _put(piece: Piece) -> Literal["add", "set"]:
     return "set" if piece.op.name == "scatter" else "add"
 
 
-def _where(piece: Piece) -> tuple[Value, tuple[int, ...]]:
+def _where(piece: Piece) -> tuple[tuple[Value, ...], tuple[int, ...]]:
     """The indices of a scatter, and those of their axes that run over a batch."""
-    return piece.indices[0], tuple(row_numbers(piece.op).scatter_indices_batching_dims)
+    return piece.indices, tuple(row_numbers(piece.op).scatter_indices_batching_dims)
 
 
 def _compared(pieces: Sequence[Piece]) -> float:

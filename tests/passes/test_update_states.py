@@ -12,6 +12,7 @@ from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.in_place.update_states import UpdateStates
 from jaxpr_opt.testing import (
+    assert_close,
     assert_same_bits,
     check_refuses,
     evaluate_exactly,
@@ -598,6 +599,28 @@ def test_places_of_one_row_in_other_types(index):
     table, kept = (each[:4096] for each in arguments()[:2])
     ids = jnp.array([[4], [255], [7], [127]]).astype(index)
     same(at_rows(AT_ROWS["adagrad"]), table, kept, ids, jnp.ones(4))
+
+
+@pytest.mark.parametrize("axes", [(None, None), (0, None)])
+def test_two_elements_of_one_row(axes):
+    """(3) Their places have one number in common, or both."""
+
+    def program(table, places):
+        def one(carry, at):
+            p, a = carry
+            i, j, k = at
+            g = jax.grad(lambda p: jnp.sin(p[i, j]) + 2 * jnp.cos(p[i, k]))(p)
+            a = a + g**2
+            return (p - 0.1 * g / (jnp.sqrt(a) + 1e-3), a), None
+
+        return lax.scan(one, (table, jnp.zeros_like(table)), places)[0]
+
+    tables = jnp.sin(jnp.arange(64000.0)).reshape(2, 8000, 4)
+    places = jnp.array([[4, 0, 1], [7, 2, 2], [4, 1, 3], [-1, 0, 9]])
+    args = (tables if axes[0] == 0 else tables[0]), places
+    batched = program if axes[0] is None else jax.vmap(program, axes)
+    same(batched, *args)
+    assert_close(batched(*args), optimize(batched)(*args))
 
 
 @pytest.mark.parametrize("axes", [(None, None), (0, None), (0, 0)])
