@@ -103,8 +103,7 @@ class AddOneHotRows(Pass[OneHotTerm]):
         found, term, array = match.picked, match.term, match.array
         if not is_ranged(term.dtype) or found.inner:  # (1)
             return "it is not a product at one place"
-        leaking = [f.source.axes for f in found.factors if f.leaks]
-        if any(found.axes & {*axes} for axes in leaking) or any(f.outside for f in found.factors):
+        if any(f.leaks and found.axes & {*f.source.axes} for f in found.factors):
             return "zeros are multiplied by numbers that are not all the same"  # (2)
         if any(map(is_sharded, (array, term))):
             return "its rows may be on several devices"

@@ -33,8 +33,8 @@ that is clipped: ``dynamic_slice (max d 0.0) i`` is ``max u 0.0``. Sound when
 3. an addition is to known zeros; or the old value is read and added;
 4. two windows coincide, in range, or are apart (`jaxpr_opt.analysis.windows.coinciding`): the
    program compares where they are; what is out of range is read as before;
-5. pure elementwise ops make the array that is read, of arrays in which that window was written, and
-   of numbers that are the same all along the axes of the places; nothing is filled.
+5. elementwise ops make the array that is read, of arrays in which that window was written, and of
+   numbers that are the same all along the axes of the places; nothing is filled.
 
 Cost: one read less, or none more; XLA copies a buffer that is read between two writes. A comparison
 takes less than an array, unless the windows are most of it: those of all writes that a read must

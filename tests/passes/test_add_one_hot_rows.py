@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.nn import one_hot
 
 from jaxpr_opt import optimize
+from jaxpr_opt.engine.registry import resolve
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.windows.add_one_hot_rows import AddOneHotRows
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, memory
 
 ADD = AddOneHotRows()
@@ -128,6 +130,32 @@ def test_refused(because):
     check_refuses(ADD, learning(lambda q, s, a, r: (step(q, s, a, r), r)), *TYPES, because=because)
 
 
+def test_what_is_not_zero_elsewhere():
+    """(1)"""
+
+    def step(q, s, a, r):
+        return q + jnp.where((jnp.arange(N) == s)[:, None], q * r, np.float32(1)), r
+
+    alone(ADD, learning(step), *TYPES, fires=False)
+
+
+def test_complex_numbers():
+    """(1) Which number a product of them has is not known."""
+    step = lambda q, s, a, r: (q + r * both(s, a), r)
+    types = "c64[40,4]", "i32[3]", "i32[3]", "c64[3]"
+    alone(ADD, learning(step), *types, fires=False)
+
+
+def test_a_symbolic_shape():
+    """(1)"""
+    (n,) = export.symbolic_shape("n")
+    step = lambda q, s, a, r: (q + r * one_hot(s, N)[:, None] * jnp.ones(n), r)
+    types = [((N, n), "float32"), ((3,), "int32"), ((3,), "int32"), ((3,), "float32")]
+    given = [jax.ShapeDtypeStruct(*each) for each in types]
+    graph = import_jaxpr(jax.make_jaxpr(learning(step))(*given), ADD.phase)
+    assert not run_alone((ADD,), graph).record(ADD.name, ADD.cleanup).rewrites
+
+
 def test_what_is_no_carry():
     """There is nothing to update."""
     for step in (
@@ -142,6 +170,9 @@ def test_while_it_may_be_differentiated():
     """(3)"""
     step = lambda q, s, a, r: (q + r * both(s, a), r)
     alone(ADD, learning(step), *TYPES, fires=False, phase="differentiable")
+    alone(ADD, learning(step), *TYPES, fires=True, phase="differentiated")
+    journal = resolve([ADD]).run(traced(learning(step), *TYPES), "differentiated").journal
+    assert not journal.record(ADD.name, ADD.cleanup).rewrites  # JAX is about to do so again
 
 
 def test_the_table_is_updated_in_place():

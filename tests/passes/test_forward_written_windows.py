@@ -492,6 +492,12 @@ NOT_MADE = {
     "of another window": lambda c, u, i: read(jnp.sin(write(c, u, i)), i + 1),
     "of another array": lambda c, u, i: read(write(c, u, i) * c, i),
     "with numbers along the axis": lambda c, u, i: read(write(c, u, i) * jnp.arange(8.0), i),
+    "with a number for each row": lambda c, u, i: lax.dynamic_slice(
+        lax.dynamic_update_slice(jnp.outer(c, c[:2]), u[None], (i, 0))
+        * lax.broadcast_in_dim(c, (8, 2), (0,)),
+        (i, 0),
+        (1, 2),
+    ),
     "of other elements": lambda c, u, i: read(jnp.cumsum(write(c, u, i)), i),
     "filled": lambda c, u, i: lax.gather(
         jnp.sin(lax.scatter(c, i[None], u, ADDED, mode="drop")),
@@ -511,6 +517,16 @@ NOT_MADE = {
 def test_what_is_made_of_more(reads):
     """(5)"""
     alone(FORWARD, stepping(lambda c, u, i: (c + u[0], reads(c, u, i))), *STEPS, fires=False)
+
+
+def test_what_is_made_of_arrays_from_outside():
+    """(5) They are read all the same."""
+
+    def program(c, u, i, xs):
+        made = jnp.sin(write(c, u, i))
+        return lax.scan(lambda c, x: (c, read(made * x, i)), c, xs)
+
+    alone(FORWARD, program, "f32[8]", "f32[2]", "i32[]", "f32[3]", fires=False)
 
 
 def test_a_row_of_a_table_of_a_batch():

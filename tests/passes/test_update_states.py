@@ -472,6 +472,30 @@ def test_what_is_not_only_rows(step, because):
     check_refuses(UPDATE, trained(step), *arguments(), because=because)
 
 
+@pytest.mark.parametrize(
+    ("gradient", "factor"),
+    [
+        # Columns, one for each row of what is turned.
+        (lambda p, i, u: lax.reshape(p.at[:, i].add(u), p.shape, (1, 0)), lambda u: 1.0),
+        # Single elements, times a number for each row.
+        (
+            lambda p, i, u: p.at[i, -i].add(u[0]),
+            lambda u: lax.broadcast_in_dim(jnp.sin(u), (200, 200), (0,)),
+        ),
+    ],
+)
+def test_ops_that_mix_rows(gradient, factor):
+    """(1)"""
+
+    def program(p, places, us):
+        def one(p, x):
+            return p - gradient(jnp.zeros_like(p), *x) * p * factor(x[1]), None
+
+        return lax.scan(one, p, (places, us))[0]
+
+    check_refuses(UPDATE, program, "f32[200,200]", "i32[4]", "f32[4,200]", because="reads all of")
+
+
 def test_windows_that_meet_in_part():
     """(3)"""
 

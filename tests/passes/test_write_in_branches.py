@@ -216,6 +216,7 @@ def test_refused(because):
     check_refuses(WRITE, stepping(REFUSED[because]), *TYPES, because=because)
 
 
+TABLE = np.arange(64.0, dtype=np.float32)
 NOT = {
     "all of it": lambda c, i, u, k: (
         lax.switch(k, [lambda c: c * u, lambda c: c.at[i].set(u), lambda c: c], c),
@@ -223,6 +224,11 @@ NOT = {
     ),
     "another array": lambda c, i, u, k: (
         lax.switch(k, [lambda c: jnp.zeros(N), lambda c: c.at[i].set(u), lambda c: c], c),
+        u,
+    ),
+    "none of it": lambda c, i, u, k: (lax.cond(k > 0, jnp.flip, jnp.negative, c), u),
+    "an array from outside": lambda c, i, u, k: (
+        lax.cond(k > 0, lambda c: jnp.asarray(TABLE), lambda c: c.at[i].set(u), c),
         u,
     ),
     "nothing": lambda c, i, u, k: (lax.switch(k, [lambda c: c, lambda c: c], c), c[i]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxpr_opt.analysis.windows.branch_writes import is_for
-from jaxpr_opt.analysis.windows.buffers import becomes, is_read_for
+from jaxpr_opt.analysis.windows.buffers import is_read_for
 from jaxpr_opt.analysis.windows.overwritten import overwrites, reads_a_window
 from jaxpr_opt.ir.devices import copies_for_branches
 from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value
@@ -17,13 +17,11 @@ def buffers(cond: Cond) -> dict[Outcome, Value]:
     """
     found = {}
     for outcome in cond.outcomes:
-        bases = {_base(value, cond) for value in outcome.values}
-        array = bases.pop()
+        array, *others = dict.fromkeys(_base(value, cond) for value in outcome.values)
         # Condition 1 of write-in-branches.
-        if array is None or bases or all(value is array for value in outcome.values):
+        if array is None or others:
             continue
-        # Condition 1 of write-in-branches.
-        if all(value is array or becomes(array, value) for value in outcome.values):
+        if any(value is not array for value in outcome.values):
             found[outcome] = array
     return found
 

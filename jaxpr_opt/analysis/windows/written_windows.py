@@ -14,7 +14,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.nesting import is_in_a_loop
-from jaxpr_opt.ir.traits import ELEMENTWISE, is_pure
+from jaxpr_opt.ir.traits import ELEMENTWISE
 
 
 def made_of_written(op: Op, made_by: Op) -> Access | None:
@@ -32,24 +32,24 @@ def _is_written(read: Access, made_by: Op) -> bool:
     sizes = zip(read.sizes, read.array.shape, strict=True)
     whole = {axis for axis, (size, n) in enumerate(sizes) if size == n}
     pending, seen, is_found = [made_by.result], {made_by.result}, False
-    while pending:
+    while pending and len(seen) <= limits.OPS_OF_A_ROW:
         value = pending.pop()
-        op, repeats = value.op, shared(value)
+        op = value.op
         # Condition 5 of forward-written-windows.
-        if repeats.source.size < read.array.size and whole >= {*repeats.axes}:
+        if whole >= {*shared(value).axes}:
             continue
         # Condition 5 of forward-written-windows.
-        if op is None or op.region is not made_by.region or value.shape != read.array.shape:
+        if op is None or op.region is not made_by.region:
             return False
         if op.name in WRITES and is_same_window(read.op, op):
             is_found = True
             continue
         # Condition 5 of forward-written-windows.
-        if op.name not in ELEMENTWISE or not is_pure(op) or len(seen) > limits.OPS_OF_A_ROW:
+        if op.name not in ELEMENTWISE:
             return False
         pending += [v for v in op.operands if v not in seen]
         seen.update(op.operands)
-    return is_found
+    return is_found and not pending
 
 
 def is_around(read: Access, write: Access) -> bool:
