@@ -132,6 +132,15 @@ PROGRAMS = {
         ],
         c,
     ),
+    "the array as another result": lambda c, i, u, k: lax.switch(
+        k,
+        [
+            lambda c: (c.at[i].set(u).at[k].add(1.0), c),
+            lambda c: (c, jnp.full(N, -0.0)),
+            lambda c: (c.at[0].add(c[i]), c),
+        ],
+        c,
+    ),
     "read beside": lambda c, i, u, k: (
         lax.cond(k > 0, lambda c: c.at[i].set(c[i - 1] * c[i]).at[k].set(u), lambda c: c, c),
         c[i],
