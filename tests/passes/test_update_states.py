@@ -496,6 +496,21 @@ def test_ops_that_mix_rows(gradient, factor):
     check_refuses(UPDATE, program, "f32[200,200]", "i32[4]", "f32[4,200]", because="reads all of")
 
 
+def test_a_number_for_each_column_of_another_array():
+    """(1) Which has columns of its own."""
+
+    def program(p, a, ids, us, vs):
+        def one(carry, x):
+            (p, a), (i, u, v) = carry, x
+            g = jnp.zeros_like(p).at[i].add(u)
+            return (p - g * p, a + jnp.max(g, 1, keepdims=True) * v), None
+
+        return lax.scan(one, (p, a), (ids, us, vs))[0]
+
+    types = "f32[9000,2]", "f32[9000,3]", "i32[4]", "f32[4,2]", "f32[4,3]"
+    check_refuses(UPDATE, program, *types, because="has other rows than the gradient")
+
+
 def test_windows_that_meet_in_part():
     """(3)"""
 

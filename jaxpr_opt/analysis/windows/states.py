@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -237,9 +236,8 @@ class _Search:
         """Whether an operand repeats a smaller array along the axes of the places."""
         sizes = zip(value.shape, self.shape, strict=False)
         is_laid = len(value.shape) == len(self.shape) and all(n in {1, size} for n, size in sizes)
-        each = shared(value)
         # Condition 1 of update-states.
-        return is_laid and each.source.size < prod(self.shape) and self.whole >= {*each.axes}
+        return is_laid and self.whole >= {*shared(value).axes}
 
     def _share(self, value: Value) -> None:
         self.shared[value] = each = shared(value)
