@@ -107,7 +107,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: and not _is_of_data(read, body)": _FENCES,
     },
     "read_before_overwriting.ReadBeforeOverwriting._reads": {
-        "without: and unordered or whole": "what is not looked at is refused",
+        "always: unordered or whole": _FENCES,
     },
     "read_before_overwriting.ReadBeforeOverwriting.refuse": {
         "without: and fence() == 'division'": _LESS,
