@@ -24,6 +24,7 @@ from examples import (
     kv_cache,
     lookups,
     many_carries,
+    one_by_one,
     padded_sequences,
     particle_paths,
     phases,
@@ -242,6 +243,20 @@ FAMILIES = [
         lookups.arguments,
         8192,
         gradient=None,
+    ),
+    Family(
+        "tables, one row a step",
+        one_by_one.rated,
+        one_by_one.rated_by_hand,
+        one_by_one.ratings,
+        8192,
+    ),
+    Family(
+        "accounts",
+        one_by_one.booked,
+        one_by_one.booked_by_hand,
+        one_by_one.events,
+        8192,
     ),
     Family(
         "rows of all pairs",

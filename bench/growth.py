@@ -63,6 +63,9 @@ LAST_EVENT = Powers(1, 1, 1, iteration=0)
 LAST_LOSS = Powers(1, 1, 1, iteration=1 if is_quick_if_small() else 0)
 """Where a small loop is one function, its steps are no branches."""
 
+IN_TURN = Powers(1, 1, 1, iteration=1 if is_quick_if_small() else None)
+"""Where XLA copies for branches, they are loops of at most one step."""
+
 EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "slices": (COPIES, LINEAR),
     "slices, written by where": (QUADRATIC, LINEAR),
@@ -87,6 +90,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, nested": (COPIES, LINEAR),
     "embeddings, some steps": (COPIES, LAST_EVENT),
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
+    "tables, one row a step": (COPIES, LINEAR),
+    "accounts": (COPIES, IN_TURN),
     "rows of all pairs": (Powers(2, 1, 2), LINEAR),
     "rows of a kernel": (QUADRATIC, LINEAR),
     "losses of few steps": (LINEAR, Powers(1, 1, 1, iteration=0)),
