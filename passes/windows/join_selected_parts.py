@@ -97,9 +97,10 @@ class JoinSelectedParts(Pass[SumOfParts]):
         if not all(part(v, op) is not None or _is_sum(v) for v in op.operands):
             return  # most sums are told to be of something else by one look
         sums, terms = summands(op)
-        found = {term: known for term in terms if (known := part(term, op)) is not None}
-        parts, rest = tuple(found.values()), [term for term in terms if term not in found]
-        whole = joined(parts) if parts and len(rest) <= 1 and len(terms) > 1 else None
+        found = [(term, part(term, op)) for term in terms]
+        parts = tuple(known for _, known in found if known is not None)
+        rest = [term for term, known in found if known is None]
+        whole = joined(parts) if parts and len(rest) <= 1 else None
         if whole is not None and all(term.shape == whole.shape for term in terms):  # (1)
             says = f"disjoint parts of {whole.label} are written in place, not added"
             other = rest[0] if rest else None

@@ -422,6 +422,10 @@ def test_rows_that_are_written_and_read_under_a_mask():
             id="1 the same part twice",
         ),
         pytest.param(
+            lambda p, c, u, i: (parts(p, c)[0] + (w := write(parts(p, c)[1], u, i))) + w,
+            id="1 a written part twice",
+        ),
+        pytest.param(
             lambda p, c, u, i: lax.select_n(p, c, jnp.ones(16)) + write(parts(p, c)[1], u, i),
             id="1 ones",
         ),
