@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 from jax import lax
 
 from jaxpr_opt.analysis.values.constants import is_undefined, uniform
 from jaxpr_opt.builders.at_most_once import at_most_once
-from jaxpr_opt.ir.graph import Cond, Op, Outcome, Value
+from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -26,23 +27,25 @@ def in_turn(cond: Cond, arrays: Mapping[Outcome, Value], rw: Rewriter) -> None:
         if number == idle:
             continue
         taken = rw.insert(_taken(number, len(cond.branches)), cond.selector, before=cond)
-        values = branch.outputs
-
-        def moved(old: Sequence[Value], before: Op) -> Sequence[Value]:
-            region = before.region
-            assert region is not None
-            for op in list(branch.ops):  # noqa: B023
-                if not op.is_terminator:
-                    rw.move(op, before)
-            new = {a: p for a, p in zip(buffers, old, strict=True) if a is not None}
-            for array, param in new.items():
-                rw.replace(array, param, lambda use: region.contains(use.op.region))
-            return [new.get(value, value) for value in values]  # noqa: B023
-
+        moved = partial(_moved, branch, buffers, rw)
         state = at_most_once(taken, state, moved, cond, cond, rw)
     for outcome, made in zip(outcomes, state, strict=True):
         rw.replace(outcome.result, made)
     rw.erase(cond)
+
+
+def _moved(
+    branch: Region, arrays: Sequence[Value | None], rw: Rewriter, old: Sequence[Value], before: Op
+) -> Sequence[Value]:
+    """What a branch makes where it has the arrays as they are now; its ops are moved there."""
+    region, values = before.region, branch.outputs
+    assert region is not None
+    for op in [op for op in branch.ops if not op.is_terminator]:
+        rw.move(op, before)
+    new = {a: p for a, p in zip(arrays, old, strict=True) if a is not None}
+    for array, param in new.items():
+        rw.replace(array, param, lambda use: region.contains(use.op.region))
+    return [new.get(value, value) for value in values]
 
 
 def _is_idle(outcomes: Sequence[Outcome], number: int, cond: Cond) -> bool:

@@ -15,6 +15,7 @@ from jax import lax
 from jaxpr_opt.analysis.windows.picked_arrays import Picked
 from jaxpr_opt.analysis.windows.picked_sums import PickedSum
 from jaxpr_opt.builders.picked_sums import SumOfPlaces
+from jaxpr_opt.builders.same_op import repeated
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ class InZeros:
         laid = window.product(parts, [*rows, *free])
         places = {d: window.spread(number, rows) for d, number in numbers.items()}
         made = self._scattered(laid, places, rows)
-        leaking = [self._repeated(value, f.source.axes) for f, value in pairs if f.leaks]
+        leaking = [
+            repeated(value.astype(self.dtype), self.shape, f.source.axes)
+            for f, value in pairs
+            if f.leaks
+        ]
         return reduce(lax.mul, leaking, made)
 
     def _scattered(
@@ -56,7 +61,8 @@ class InZeros:
 
         def added(window: jax.Array, *at: jax.Array) -> jax.Array:
             zeros = jnp.zeros([self.shape[d] for d in inner], self.dtype)
-            index = jnp.stack([each.astype(_wide(at)) for each in at])
+            wide = jnp.result_type(*at)
+            index = jnp.stack([each.astype(wide) for each in at])
             hints = {"indices_are_sorted": True, "unique_indices": True}
             mode = lax.GatherScatterMode.FILL_OR_DROP
             return lax.scatter_add(zeros, index, window, dims, mode=mode, **hints)
@@ -65,13 +71,3 @@ class InZeros:
         for passed, axis in reversed([*enumerate(rows)]):
             fun = jax.vmap(fun, out_axes=axis - passed)
         return fun(window, *(places[d] for d in sorted(places)))
-
-    def _repeated(self, factor: jax.Array, axes: Sequence[int]) -> jax.Array:
-        long = [n for n in factor.shape if n != 1]
-        order = sorted(range(len(axes)), key=axes.__getitem__)
-        laid = lax.transpose(lax.reshape(factor, long), order).astype(self.dtype)
-        return lax.broadcast_in_dim(laid, self.shape, sorted(axes))
-
-
-def _wide(numbers: Sequence[jax.Array]) -> Any:
-    return jnp.result_type(*numbers)

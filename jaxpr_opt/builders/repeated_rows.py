@@ -105,8 +105,9 @@ def _are_addressed_alike(piece: Piece, other: Piece) -> bool:
     """
     placed = [each for each in (piece, other) if not is_slice(each.op)]
     types = {each.indices[0].dtype for each in placed}
-    modes = {mode_of(each.op) for each in placed}
-    return len(modes) < 2 and len(types | {np.dtype(np.int32)} if len(placed) == 1 else types) < 2
+    if len(placed) == 1:
+        types.add(np.dtype(np.int32))
+    return len(types) < 2 and len({mode_of(each.op) for each in placed}) < 2
 
 
 class ScatteredRows:

@@ -65,11 +65,8 @@ class OneHotTerm(Match):
     term: Value
     picked: Picked
 
-    @property
-    def window(self) -> int:
-        """The bytes of all windows."""
-        kept = [n for d, n in enumerate(self.term.shape) if d not in self.picked.axes]
-        return dtypes.nbytes(kept, self.term.dtype)
+    window: int
+    """The bytes of all windows."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +92,10 @@ class AddOneHotRows(Pass[OneHotTerm]):
                 continue
             found = picked(term) if term.shape == array.shape else None
             if found is not None and found.elsewhere == 0 and is_sized(term.shape):  # (1)
-                few = bytes_text(OneHotTerm(op, "", array, term, found).window)
-                says = f"{few} are added to {array.label}, not {bytes_text(array.nbytes)}"
-                yield OneHotTerm(op, says, array, term, found, about=op.result)
+                kept = [n for d, n in enumerate(term.shape) if d not in found.axes]
+                window, all_ = dtypes.nbytes(kept, term.dtype), bytes_text(array.nbytes)
+                says = f"{bytes_text(window)} are added to {array.label}, not {all_}"
+                yield OneHotTerm(op, says, array, term, found, window, about=op.result)
 
     def refuse(self, match: OneHotTerm) -> str | None:
         found, term, array = match.picked, match.term, match.array

@@ -53,8 +53,7 @@ def test_one_number():
           +     b1:f32[40] = broadcast_in_dim 0.0
           +     s2:i32[1] = stack[axis=0] x
           +     s3:f32[40] = scatter-add[inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), indices_are_sorted, unique_indices, mode=fill_or_drop] b1 s2 1.0
-          +     r:f32[] = reshape x1
-          +     b2:f32[40] = broadcast_in_dim r
+          +     b2:f32[40] = broadcast_in_dim x1
           +     m1:f32[40] = mul s3 b2
           -     a:f32[40] = add c m
           +     a:f32[40] = add c m1

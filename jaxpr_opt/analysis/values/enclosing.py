@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Graph, Op, Region, Scan, Value, While
@@ -43,10 +43,18 @@ def is_differentiated(loop: Op) -> bool:
 
 def is_read_after(array: Value, op: Op, but: Collection[Op] = ()) -> bool:
     """Whether another op may read `array` after `op` has run, other than `but`."""
-    if sum(use.op is op for use in array.uses) > 1:
-        return True
+    return is_read_twice(array, op) or any(readers_after(array, op, but))
+
+
+def is_read_twice(array: Value, op: Op) -> bool:
+    """Whether an op has an array as several of its operands."""
+    return sum(use.op is op for use in array.uses) > 1
+
+
+def readers_after(array: Value, op: Op, but: Collection[Op] = ()) -> Iterator[Op]:
+    """The ops, other than `but`, that may read `array` after `op` has run."""
     others = (user for user in array.users if user is not op and user not in but)
-    return any(_is_after(user, op) for user in others)
+    return (user for user in others if _is_after(user, op))
 
 
 def _is_after(user: Op, op: Op) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_body
+from jaxpr_opt.analysis.values.enclosing import is_read_twice, loop_body, readers_after
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.buffers import becomes
 from jaxpr_opt.analysis.windows.window_primitives import (
@@ -36,8 +36,8 @@ def is_read_late(array: Value, op: Op, but: Collection[Op] = ()) -> bool:
     """Whether another op than `but` may read `array` after `op` has run, and not as well before it:
     a read of a window may be fenced (`read-before-overwriting`).
     """
-    early = {user for user in array.users if user is not op and may_be_early(user, op)}
-    return is_read_after(array, op, but={*but, *early})
+    late = (user for user in readers_after(array, op, but) if not may_be_early(user, op))
+    return is_read_twice(array, op) or any(late)
 
 
 def may_be_early(user: Op, op: Op) -> bool:

@@ -360,6 +360,6 @@ class _Search:
     def _is_read_late(self, array: Value) -> bool:
         order, body = self.body.order, self.body
         first = min(self.pieces, key=order)
-        others = (user for user in array.users if user not in self.ops)
-        around = (body.ancestor(user) for user in others if not may_be_early(user, first))
-        return any(op is None or order(op) > order(first) for op in around)
+        others = ((user, body.ancestor(user)) for user in array.users if user not in self.ops)
+        late = (user for user, op in others if op is None or order(op) > order(first))
+        return any(not may_be_early(user, first) for user in late)
