@@ -53,6 +53,7 @@ from jaxpr_opt.passes.steps.split_phases import SplitPhases
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.suppliers.pack_truth_values import PackTruthValues
 from jaxpr_opt.passes.suppliers.recompute_segments import RecomputeSegments
 from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
@@ -167,7 +168,7 @@ STAGES = (
     # Rows of skipped steps are unspecified by now.
     (ReplaySegments(),),
     # No later pass looks at stacks.
-    (StackNeededRows(), MapStackedRows(), MakeStreamedRows()),
+    (StackNeededRows(), MapStackedRows(), MakeStreamedRows(), PackTruthValues()),
     (IsolateSelectedWork(at_last=True), SkipUntakenBranches()),
     # No later pass looks at single scalars, and gradients are to be of vectors.
     (PackScalars(),),
@@ -187,7 +188,10 @@ STAGES = (
 
 DEFAULT = tuple(stage for stage in STAGES if stage is not REASSOCIATING)
 REPLAYS = (ReplaySteps(), ReplaySegments())
-MEMORY = (*REPLAYS, NarrowResiduals(), StackEnteringRows(), RecomputeSegments(), *CLEANUP)
+MEMORY = (
+    *REPLAYS, NarrowResiduals(), StackEnteringRows(), RecomputeSegments(), PackTruthValues(),
+    *CLEANUP,
+)  # fmt: skip
 """What trades seconds for memory under `optimize(memory=...)`, before stages of the final phase."""
 
 DONATION = (MarkDonatedBuffers(),)

@@ -465,6 +465,120 @@ def test_parts_of_different_shapes():
     assert left_of(program, "bool[]", "f32[3]", "f32[]")[-1] == "add"
 
 
+def quotient(above, below, dtype="float32", *, other=jnp.greater):
+    """A choice of two numbers, divided by a choice of two others."""
+
+    def program(p, x):
+        q = other(x, np.asarray(0, x.dtype))
+        a, b, c, d = (jnp.full(6, number, dtype) for number in (*above, *below))
+        return lax.select(p, a, b) / lax.select(q, c, d)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("above", "below", "selects"),
+    [((1, 0), (2, 1), 2), ((1, 0), (1, 1), 1), ((3, 1), (0.5, 4), 3), ((0, 0), (2, 4), 1)],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_choices_that_are_divided(above, below, selects, dtype):
+    """The gradient of a maximum is one, a half or zero: no division is left."""
+    left = left_of(quotient(above, below, dtype), "bool[6]", "f32[6]")
+    assert "div" not in left
+    assert left.count("select_n") <= selects
+
+
+def test_gradient_of_a_maximum():
+    """Divisions of numbers that masks choose are choices between three numbers."""
+
+    def program(p, q):
+        one, none, two = (lax.full((3,), number, np.float32) for number in (1, 0, 2))
+        return lax.select(p, one, none) / lax.select(q, two, one)
+
+    check_rewrite(
+        SIMPLIFY,
+        program,
+        "bool[3]",
+        "bool[3]",
+        diff="""
+            fn (p:bool[3], q:bool[3]) {
+              b:f32[3] = broadcast_in_dim 1.0
+              b1:f32[3] = broadcast_in_dim 0.0
+              b2:f32[3] = broadcast_in_dim 2.0
+              s:f32[3] = select_n p b1 b
+              s1:f32[3] = select_n q b b2
+          -   d:f32[3] = div s s1
+          +   b3:f32[3] = broadcast_in_dim 0.0
+          +   b4:f32[3] = broadcast_in_dim 0.0
+          +   b5:f32[3] = broadcast_in_dim 1.0
+          +   b6:f32[3] = broadcast_in_dim 0.5
+          +   s2:f32[3] = select_n q b5 b6
+          +   s3:f32[3] = select_n p b3 s2
+          -   return d
+          +   return s3
+            }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [
+        ((1, 0), (3, 1)),
+        ((1, 0), (0, 1)),
+        ((1, -1), (2, 1)),
+        ((1, -0.0), (2, 1)),
+        ((1, 0), (-2, 1)),
+        ((np.inf, 0), (2, 1)),
+        ((1, 0), (np.inf, 1)),
+        ((np.nan, 0), (2, 1)),
+        ((1e-45, 0), (2, 1)),
+    ],
+)
+def test_choices_whose_quotients_are_not_exact(above, below):
+    """(1) XLA divides as it does."""
+    left = left_of(quotient(above, below), "bool[6]", "f32[6]")
+    assert left[-1] == "div"
+
+
+@pytest.mark.parametrize("dtype", ["int32", "complex64"])
+def test_choices_of_other_numbers_that_are_divided(dtype):
+    """(1)"""
+    program = lambda p, x: lax.div(
+        lax.select(p, jnp.full(6, 4, dtype), jnp.zeros(6, dtype)),
+        lax.select(x > 0, jnp.full(6, 2, dtype), jnp.ones(6, dtype)),
+    )
+    assert left_of(program, "bool[6]", "f32[6]")[-1] == "div"
+
+
+def test_choices_of_numbers_that_are_not_known():
+    """(1) One of the four is an argument."""
+    ones = np.ones(6, np.float32)
+    program = lambda p, x: lax.select(p, ones, x) / lax.select(x > 0, 2 * ones, ones)
+    assert left_of(program, "bool[6]", "f32[6]")[-1] == "div"
+    program = lambda p, x: lax.select(p, ones, 0 * ones) / x
+    assert left_of(program, "bool[6]", "f32[6]")[-1] == "div"
+
+
+def test_choices_by_an_integer_that_are_divided():
+    """(1) There are three cases."""
+    ones = np.ones(6, np.float32)
+    cases = 2 * ones, ones, 4 * ones
+    program = lambda p, i: lax.select(p, ones, 0 * ones) / lax.select_n(jnp.clip(i, 0, 2), *cases)
+    assert left_of(program, "bool[6]", "i32[6]")[-1] == "div"
+
+
+def test_choices_for_all_elements_that_are_divided():
+    """(2) A scalar chooses for all elements: it would have to be repeated."""
+    ones = np.ones(6, np.float32)
+
+    def program(p, x):
+        above = lax.select_n(jnp.any(p), 0 * ones, ones)
+        return above / lax.select(x > 0, 2 * ones, ones)
+
+    assert left_of(program, "bool[6]", "f32[6]")[-1] == "div"
+
+
 def test_axes_of_one_element():
     """(2) They are spread by any op of two operands."""
 

@@ -15,6 +15,7 @@ what suppliers ask
 `adjacent_step_stacks`                            rows that the next step stacks
 `needed_rows`                                     steps that make a row, and that read it
 `register_stacks`                                 rows that enter a shift register
+`packed_truths`                                   truth values as bits of numbers
 `kept_alive`                                      what is in memory no longer when they read
 what other passes ask
 `mapped_sums`                                     what to add up in place of linear maps of it

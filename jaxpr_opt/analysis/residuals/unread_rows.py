@@ -100,13 +100,21 @@ def _begun(scan: Scan, skip: Skip, route: Route) -> Skip | None:
     return begun if is_number and stays(scan, begun.skipped, begun.counters) else None
 
 
-def tells_ends(stack: Stack) -> bool:
+def tells_ends(stack: Stack, *, quickly: bool = False) -> bool:
     """Whether a row of a stack tells a loop which steps it need not take: known without the loop
-    that stacks it, it tells where that one may stop, too.
+    that stacks it, it tells where that one may stop, too. `quickly`: in less time than they take.
     """
     ways = [(route[-1], row) for route, row in routes(stack.result) or ()]
     loops = [(last.scan, row) for last, row in ways if isinstance(last, Rows)]
-    return any(_asks(skip, row) for loop, row in loops for skip in _ends(loop))
+    return any(
+        _asks(skip, row) and (not quickly or _is_worth_asking(skip))
+        for loop, row in loops
+        for skip in _ends(loop)
+    )
+
+
+def _is_worth_asking(skip: Skip) -> bool:
+    return cost_model().is_worth_questions(skip.scan.body, skip.predicate, skip.slice)
 
 
 def feeders(skip: Skip) -> tuple[Scan, ...]:

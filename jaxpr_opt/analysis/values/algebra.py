@@ -57,6 +57,11 @@ def has_zero(value: Value) -> bool:
     return dtypes.has_zero(value.dtype)
 
 
+def _is_of_floats(value: Value) -> bool:
+    """Whether these numbers are floating-point numbers."""
+    return is_real(value) and dtypes.is_inexact(value.dtype)
+
+
 def _is_integral(value: Value) -> bool:
     return dtypes.is_integral(value.dtype)
 
@@ -280,13 +285,56 @@ def added_apart(op: Op) -> Plainer | None:
     return Plainer(lax.select_n, (which, right[0], left[1])) if zero[0][0] and zero[1][1] else None
 
 
+def divided_choice(op: Op) -> Plainer | None:
+    """The law select(p, a, b) / select(q, c, d) = select(p, select(q, a/c, a/d), select(q, b/c,
+    b/d)) of numbers whose quotients are exact, as in the gradient of a maximum.
+    """
+    choices = [_chosen_numbers(v) for v in op.operands]
+    if choices[0] is None or choices[1] is None:
+        return None
+    (which, above), (other, below) = choices[0], choices[1]
+    dtype, shape = op.result.dtype, op.result.shape
+    found = [[_quotient(a, b, dtype) for b in below] for a in above]
+    quotients = [[q for q in row if q is not None] for row in found]
+    # Conditions 1, 2 of simplify.
+    if quotients != found or {which.shape, other.shape} != {shape}:
+        return None
+
+    def choose(p: jax.Array, q: jax.Array) -> jax.Array:
+        numbers = [[lax.full(shape, each, dtype) for each in row] for row in quotients]
+        is_one = [low == high for low, high in quotients]
+        cases = zip(numbers, is_one, strict=True)
+        return lax.select_n(p, *(row[0] if one else lax.select_n(q, *row) for row, one in cases))
+
+    return Plainer(choose, (which, other))
+
+
+def _chosen_numbers(value: Value) -> tuple[Value, list[float]] | None:
+    """What chooses between two numbers for each element, and the numbers."""
+    op = value.op
+    if op is None or op.name != "select_n" or len(op.operands) != 3:
+        return None
+    numbers = [uniform(v) for v in op.operands[1:]]
+    is_known = is_bool(op.operands[0]) and None not in numbers
+    return (op.operands[0], [float(each) for each in numbers]) if is_known else None
+
+
+def _quotient(a: float, b: float, dtype: np.dtype) -> float | None:
+    """The quotient of two numbers; None if it is not exact."""
+    # Condition 1 of simplify.
+    if not (np.isfinite(a) and np.isfinite(b) and b > 0) or np.signbit(a):
+        return None
+    found = float(np.asarray(a / b).astype(dtype))
+    return found if found * b == a and (found > 0) == (a > 0) else None
+
+
 LAWS: Laws = {
     "add": (neutral(0), added_apart),
     "add_any": (neutral(0), added_apart),
     "and": (idempotent, absorbing(0), when(is_bool, neutral(1))),
     "clamp": (clamped,),
     "convert_element_type": (converted_back,),
-    "div": (when(is_real, neutral(1, right_only=True)),),
+    "div": (when(is_real, neutral(1, right_only=True)), when(_is_of_floats, divided_choice)),
     "eq": (compared,),
     "ge": (compared,),
     "gt": (compared,),
