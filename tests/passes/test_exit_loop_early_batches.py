@@ -13,7 +13,7 @@ from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import check_rewrite
-from tests.loops import alone, there_and_back
+from tests.loops import alone, compiled, there_and_back
 from tests.prices import EAGER, FREE, Eager
 
 EXIT = ExitLoopEarly()
@@ -73,7 +73,7 @@ def test_a_large_batch_is_asked_by_halves():
     graph, _ = observe.optimized(program, (batch,), {})
     (loop,) = (op for op in graph.walk() if isinstance(op, While))
     (asked,) = (op for op in loop.predicate.ops if op.name == "reduce_or")
-    assert asked.operands[0].shape == (50,)
+    assert asked.operands[0].shape == (25,)
     np.testing.assert_array_equal(optimize(program)(batch), jax.jit(program)(batch))
 
 
@@ -205,6 +205,68 @@ def test_elements_of_a_predicate_take_time(step, every, real_questions):
     loops = [op for op in graph.walk() if isinstance(op, While)]
     inner = [[op.length for op in loop.body.ops if isinstance(op, Scan)] for loop in loops]
     assert inner == {None: [], 1: [[]]}.get(every, [[every]])
+
+
+def by_steps(graph):
+    """The steps that each loop runs before it asks, 1 if it asks before each."""
+    loops = [op for op in graph.walk() if isinstance(op, While)]
+    inner = ([op.length for op in loop.body.ops if isinstance(op, Scan)] for loop in loops)
+    return [each[0] if each else 1 for each in inner]
+
+
+@pytest.mark.parametrize(("rows", "length", "every"), [
+    (24, 2048, 16), (24, 2000, 16), (24, 30, 15), (24, 2039, None), (24, 4, None), (2, 400, 10),
+    (400, 400, 10),
+])  # fmt: skip
+def test_a_batch_of_cheap_steps_is_asked_after_several(rows, length, every, real_questions):
+    """Cost: 1.01 times the time of plain JAX if all are taken."""
+
+    def program(x, bound):
+        def step(c, _):
+            x, done = c
+            y = 0.35 * jnp.tanh(x) + 0.5
+            return (jnp.where(done, x, y), done | (jnp.abs(y - x) < bound)), None
+
+        return lax.scan(step, (x, jnp.zeros(x.shape, bool)), None, length=length)[0][0]
+
+    for bound in (1e-3, 9.0, -1.0):
+        args = jnp.linspace(-3.0, 3.0, rows), jnp.float32(bound)
+        graph = alone(EXIT, program, *args, fires=every is not None, evaluate=compiled)
+    assert by_steps(graph) == ([] if every is None else [every])
+
+
+def test_the_steps_between_two_questions_are_not_asked(real_questions):
+    """A part of the predicate would be asked in less time than all of it."""
+
+    def march(t, most):
+        def step(t, _):
+            far = jnp.sqrt(t * t + 1) - 1.1
+            return jnp.where((far > 1e-3) & (t < most), t + far, t), None
+
+        return lax.scan(step, t, None, length=2048)[0]
+
+    args = jnp.linspace(0.5, 3.0, 24), jnp.float32(20)
+    graph = observe.optimized(march, args, {})[0]
+    assert [isinstance(op, While) for op in graph.walk() if op.regions] == [True, False]
+
+
+def test_a_loop_inside_of_another_that_asks(real_questions):
+    """Its steps are counted anew in each step of the outer one."""
+
+    def program(x, bound):
+        def step(c, _):
+            x, done, n = c
+            y = 0.35 * jnp.tanh(x) + 0.5
+            return (jnp.where(done, x, y), done | (jnp.abs(y - x) < bound), n + 1), None
+
+        def solve(x):
+            begun = x, jnp.zeros(x.shape, bool), 0
+            return lax.scan(step, begun, None, length=2048)[0][0]
+
+        return lax.while_loop(lambda x: jnp.max(x) > 1, solve, x)
+
+    graph = alone(EXIT, program, "f32[24]", "f32[]", fires=True, evaluate=compiled)
+    assert sorted(by_steps(graph)) == [1, 16]
 
 
 @pytest.mark.parametrize("bound", [-1.0, 0.5, 2.5, 99.0])

@@ -25,15 +25,37 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
     model, once = cost_model(), cost_model().is_worth_a_question(scan.body)
     if isinstance(skip, str):
         return steps_asked_at_once(scan) if once else None
-    if not once and not model.asks_the_host:
-        asks = model.asks_in_no_time(scan, skip.predicate)
-        return steps_asked_at_once(scan) if asks else None
+    if not model.asks_the_host:
+        every = _steps_a_test(scan, skip)
+        if every is not None or not once or _is_between_questions(skip):
+            return every
     wanted = model.steps_a_question(scan.body, asked_in_steps(skip))
     if not once and asks_by_branch(skip):
         wanted = 1
     elif not once and wanted > 1 and isinstance(scan.parent, While):  # which asks, too
         return None
     return steps_asked_at_once(scan, wanted)
+
+
+def _steps_a_test(scan: Scan, skip: Skip) -> int | None:
+    """The same in a loop that is one function, where each element of a predicate is tested."""
+    model = cost_model()
+    if model.asks_in_no_time(scan, skip.predicate):
+        return steps_asked_at_once(scan)
+    if skip.going or skip.products or _is_between_questions(skip):
+        return None
+    every = model.steps_a_test(scan, asked_in_steps(skip), skip.slice)
+    return None if every is None else steps_asked_at_once(scan, every)
+
+
+def _is_between_questions(skip: Skip) -> bool:
+    """Whether a loop is all that a step of a `while` does, and counts its steps: those that it runs
+    before it asks again.
+    """
+    loop, scan = skip.scan.parent, skip.scan
+    if not isinstance(loop, While) or any(op is not scan for op in [*loop.body.ops][:-1]):
+        return False
+    return any(carry.init in loop.body.params for carry, _ in skip.counters)
 
 
 # Condition 9 of exit-loop-early.

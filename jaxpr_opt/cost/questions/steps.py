@@ -40,6 +40,21 @@ class StepQuestions(Prices):
         stacked = sum(stack.result.nbytes for stack in scan.stacks)
         return self.is_one_function(scan, stacked) or self.asks_while_starting(scan)
 
+    def steps_a_test(self, scan: Scan, predicate: Value | None, ops: Sequence[Op]) -> int | None:
+        """How many steps of a loop that is one function take so much longer than computing a
+        predicate, by these ops, and testing whether any element of it is true, that it is worth it
+        though maybe none is skipped; None if the loop has few steps, or starts ops one by one.
+        """
+        stacked = sum(stack.result.nbytes for stack in scan.stacks)
+        is_short = self.loop_seconds(scan.length, 0) < self.device.step
+        if is_short or not (self.is_one_function(scan, stacked) or self.makes_whole(scan)):
+            return None
+        asked = self.device.question
+        if predicate is not None:
+            asked += self.device.tested * number(predicate.size) + self.repeated(ops)
+        step = max(self.repeated([scan.body]), self.loop_seconds(1, 0))
+        return quotient(self.device.unsure * asked, step)
+
     def asks_while_starting(self, scan: Scan) -> bool:
         """Whether starting a step's ops one by one takes so much longer than testing a number
         before it that it is worth it though maybe no step is skipped.
@@ -109,8 +124,8 @@ class StepQuestions(Prices):
         """How often halves of so many truth values are combined before the rest is reduced."""
         if not self.device.reduces_one_by_one:
             return 0
-        most = max(numbers // self.device.reduced_together, 1)
-        return min(most.bit_length() - 1, self.device.reduced_together.bit_length() - 1)
+        parts, most = ceil(numbers / self.device.reduced_together), self.device.reduced_together
+        return min((max(parts, 1) - 1).bit_length(), most.bit_length() - 1)
 
     def is_worth_loops(self, more: int, seconds: float) -> bool:
         """Whether saving so many seconds is worth so many more loops, though maybe no step that is
