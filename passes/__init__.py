@@ -61,6 +61,7 @@ from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.passes.suppliers.stack_choices import StackChoices
 from jaxpr_opt.passes.suppliers.stack_entering_rows import StackEnteringRows
+from jaxpr_opt.passes.suppliers.stack_narrow_integers import StackNarrowIntegers
 from jaxpr_opt.passes.suppliers.stack_needed_rows import StackNeededRows
 from jaxpr_opt.passes.suppliers.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
@@ -132,6 +133,7 @@ SUPPLIERS = (
     StackChoices(), StackReadWindows(), NarrowResiduals(), ShareShiftedStacks(),
     StackEnteringRows(), UndoCarriedWrites(),
 )  # fmt: skip
+FEWER_BYTES = (PackTruthValues(), StackNarrowIntegers())
 ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 
@@ -168,7 +170,7 @@ STAGES = (
     # Rows of skipped steps are unspecified by now.
     (ReplaySegments(),),
     # No later pass looks at stacks.
-    (StackNeededRows(), MapStackedRows(), MakeStreamedRows(), PackTruthValues()),
+    (StackNeededRows(), MapStackedRows(), MakeStreamedRows(), *FEWER_BYTES),
     (IsolateSelectedWork(at_last=True), SkipUntakenBranches()),
     # No later pass looks at single scalars, and gradients are to be of vectors.
     (PackScalars(),),
@@ -189,8 +191,7 @@ STAGES = (
 DEFAULT = tuple(stage for stage in STAGES if stage is not REASSOCIATING)
 REPLAYS = (ReplaySteps(), ReplaySegments())
 MEMORY = (
-    *REPLAYS, NarrowResiduals(), StackEnteringRows(), RecomputeSegments(), PackTruthValues(),
-    *CLEANUP,
+    *REPLAYS, NarrowResiduals(), StackEnteringRows(), RecomputeSegments(), *FEWER_BYTES, *CLEANUP,
 )  # fmt: skip
 """What trades seconds for memory under `optimize(memory=...)`, before stages of the final phase."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import jax
@@ -47,6 +47,16 @@ def carried_along(array: Value, route: Route, rw: Rewriter) -> Value:
         else:
             array = streamed(array, hop.scan, rw)
     return array
+
+
+def read_instead(row: Value, fun: Callable[..., jax.Array], other: Value, rw: Rewriter) -> None:
+    """Read what a function makes of another row, in each region that reads one."""
+    for region in {use.op.region: None for use in row.uses}:
+        assert region is not None
+        first = region.first
+        assert first is not None
+        made = rw.typed(fun, row.aval, other, before=first)
+        rw.replace(row, made, where=region.reads)
 
 
 def counterpart(value: Value, pairs: Pairs, rw: Rewriter) -> Value:

@@ -11,6 +11,7 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 `share-shifted-stacks`       the next step stores it anyway
 `stack-entering-rows`        a shift register holds what entered before: store what enters
 `pack-truth-values`          a truth value beside others: store bits of one number
+`stack-narrow-integers`      a small integer: store a byte or two
 `undo-carried-writes`        a version of a buffer: undo the writes to it
 `narrow-residuals`           recompute it from what is cheaper to store: a minimum cut
 `replay-steps`               replay the step, if the loop may stop early

@@ -53,9 +53,9 @@ from jax import lax
 
 from jaxpr_opt.analysis.residuals.packed_truths import packable, why_apart
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
+from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, read_instead, stacked
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
+from jaxpr_opt.ir.graph import Op, Scan, Stack
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -92,20 +92,10 @@ class PackTruthValues(Pass[TruthValues]):
         ways = []
         for bit, stack in enumerate(match.stacks):
             for route, row in routes(stack.result, nests=True) or ():
-                _read(carried_along(numbers, route, rw), bit, row, rw)
+                read_instead(row, partial(_truth, bit), carried_along(numbers, route, rw), rw)
                 ways.append(route)
         drop_unread(gone, ways, rw)
         rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
-
-
-def _read(number: Value, bit: int, row: Value, rw: Rewriter) -> None:
-    """Read a bit in place of a row, in each region that reads it."""
-    for region in {use.op.region: None for use in row.uses}:
-        assert region is not None
-        first = region.first
-        assert first is not None
-        truth = rw.typed(partial(_truth, bit), row.aval, number, before=first)
-        rw.replace(row, truth, where=region.reads)
 
 
 def _packed(*truths: jax.Array) -> jax.Array:

@@ -16,6 +16,8 @@ what suppliers ask
 `needed_rows`                                     steps that make a row, and that read it
 `register_stacks`                                 rows that enter a shift register
 `packed_truths`                                   truth values as bits of numbers
+`narrow_integers`                                 integers that fit into fewer bytes
+`fewer_bytes`                                     whether that pays
 `kept_alive`                                      what is in memory no longer when they read
 what other passes ask
 `mapped_sums`                                     what to add up in place of linear maps of it

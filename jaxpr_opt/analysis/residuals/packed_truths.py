@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from jaxpr_opt.analysis.residuals.cuts import residuals
-from jaxpr_opt.analysis.residuals.stack_consumers import Rows, routes
+from jaxpr_opt.analysis.residuals.fewer_bytes import why_stored_whole
+from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.residuals.unread_rows import tells_ends
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
@@ -37,16 +38,9 @@ def packable(scan: Scan) -> Iterator[tuple[Stack, ...]]:
 def why_apart(stacks: tuple[Stack, ...]) -> str | None:
     """Why these truth values stay arrays of their own."""
     saved = stacks[0].value.nbytes * (len(stacks) - 1)
-    if cost_model().is_hidden(saved):
-        return "they are small"
     if any(tells_ends(stack, quickly=True) for stack in stacks):
         return "they tell which steps do nothing"
-    ways = [route for stack in stacks for route, _ in routes(stack.result, nests=True) or ()]
-    readers = {hop.scan for (*_, hop) in ways if isinstance(hop, Rows)}
-    read = (sum(stream.param.nbytes for stream in reader.streams) for reader in readers)
-    if not all(cost_model().is_visible(saved, nbytes) for nbytes in read):
-        return "they are a small part of what is read"
-    return None
+    return why_stored_whole(saved, stacks)
 
 
 @remembered

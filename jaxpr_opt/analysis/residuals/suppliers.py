@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from jaxpr_opt.analysis.residuals.adjacent_step_stacks import stacked_by_next_step
 from jaxpr_opt.analysis.residuals.cuts import known_to_readers, residuals
 from jaxpr_opt.analysis.residuals.kept_alive import gone_before_readers
+from jaxpr_opt.analysis.residuals.narrow_integers import narrow_beside
 from jaxpr_opt.analysis.residuals.packed_truths import packed_beside_others
 from jaxpr_opt.analysis.residuals.register_stacks import stored_as_rows
 from jaxpr_opt.analysis.residuals.versions import restorable, restored
@@ -57,6 +58,7 @@ SUPPLIERS = (
     Supplier("the row that the next step stacks", _next_step, "share-shifted-stacks"),
     Supplier("the rows that enter a shift register", stored_as_rows, "stack-entering-rows"),
     Supplier("a bit, beside other truth values", packed_beside_others, "pack-truth-values"),
+    Supplier("an integer in fewer bytes", narrow_beside, "stack-narrow-integers"),
 )
 
 

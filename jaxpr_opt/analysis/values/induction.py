@@ -23,6 +23,7 @@ from jaxpr_opt.analysis.values.constants import captured_indices, uniform
 from jaxpr_opt.analysis.values.intervals import (
     COMPARED_WITH_ZERO,
     INTERVALS,
+    JOINING,
     LOGIC,
     SAME_ELEMENTS,
     Interval,
@@ -311,6 +312,12 @@ class _Search:
             return hull(self.bounds(v, depth) for v in self.cases(op, depth))
         if op.name in _PLACES:
             return 0, op.operands[0].shape[axes_of(op)[0]] - 1
+        if op.name == "top_k" and value.position == 1:
+            return 0, max(op.operands[0].shape) - 1
+        if op.name == "sort":
+            return self.bounds(op.operands[value.position], depth)
+        if op.name in JOINING:
+            return hull(self.bounds(v, depth) for v in op.operands)
         of_integers = all(map(_is_integer, op.operands))
         if of_integers and op.name in COMPARED_WITH_ZERO:
             outcome = self._compare(op, depth)

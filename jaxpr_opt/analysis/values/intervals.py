@@ -9,10 +9,16 @@ from jaxpr_opt.ir.traits import VIEWING
 Interval = tuple[int, int]
 """The least and the greatest value."""
 
+JOINING = frozenset({"concatenate", "stack"})
+"""Ops whose result has elements of all operands."""
+
 SAME_ELEMENTS = VIEWING | {"convert_element_type", "dynamic_slice"}
 
 INTERVALS: dict[str, Callable[..., Interval | None]] = {
     "add": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+    "and": lambda a, b: (
+        (0, min(x[1] for x in (a, b) if x[0] >= 0)) if max(a[0], b[0]) >= 0 else None
+    ),
     "clamp": lambda a, x, b: (min(max(x[0], a[0]), b[0]), min(max(x[1], a[1]), b[1])),
     "div": lambda a, n: (
         span(x // y if x >= 0 else -(-x // y) for x in a for y in n) if n[0] > 0 else None
@@ -22,9 +28,7 @@ INTERVALS: dict[str, Callable[..., Interval | None]] = {
     "mul": lambda a, b: span(x * y for x in a for y in b),
     "neg": lambda a: (-a[1], -a[0]),
     "rem": lambda a, n: (
-        (min(0, a[0], 1 - n[1]) if a[0] < 0 else 0, min(max(a[1], 0), n[1] - 1))
-        if n[0] > 0
-        else None
+        (max(min(a[0], 0), 1 - n[1]), min(max(a[1], 0), n[1] - 1)) if n[0] > 0 else None
     ),
     "sign": lambda a: ((a[0] > 0) - (a[0] < 0), (a[1] > 0) - (a[1] < 0)),
     "sub": lambda a, b: (a[0] - b[1], a[1] - b[0]),
