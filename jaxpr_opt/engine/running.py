@@ -162,13 +162,14 @@ def run_pass(
 
 @contextlib.contextmanager
 def _named(each: Pass[Any], journal: Journal) -> Iterator[None]:
-    """Name the pass that fails inside, and those that ran before it."""
+    """Name the pass that fails inside, and those that changed the program before it."""
     try:
         yield
     except (
         Exception
     ) as error:  # the contract: a failing pass never takes the user's program down with it
-        raise PassError(each.name, [n for n in journal.records if n != each.name], error) from error
+        fired = [n for n, record in journal.records.items() if record.rewrites and n != each.name]
+        raise PassError(each.name, fired, error) from error
 
 
 def _check_needs(each: Pass[Any], graph: Graph) -> None:
