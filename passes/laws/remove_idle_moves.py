@@ -14,13 +14,14 @@ After::
 Each rule is a line of the table at the end. Sound when
 
 1. the op returns its operand's elements in their order, by its parameters and types (a reduction of
-   no axes keeps the shape);
+   no axes keeps the shape, one of single rows changes it); or it takes back a move, and all that
+   was written in between is a window of the array before that, too: one element, or a run of them
+   along one axis, where shapes differ; where one is out of range, it is dropped or clamped alike;
 2. the replacement has the type of the result: shape, dtype, weak type and sharding;
 3. `stop_gradient` and `name` are the identity once nothing can differentiate the program (the final
    phase). Before, they stay, except `stop_gradient` of numbers that have no derivative.
 
-Cost: every rule removes an op, or a dependence on one. XLA's simplifier has these laws, too; here
-they let other passes match.
+Cost: every rule removes an op, or a dependence on one; here XLA's laws let other passes match.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ from jax import lax
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
 from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.windows.moved_writes import spread_at_once, spread_before, written_back
+from jaxpr_opt.analysis.windows.reshaped_writes import written_in_shape
+from jaxpr_opt.analysis.windows.turned_windows import written_backwards
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
+    axes_of,
     broadcast_dimensions_of,
     dimensions_of,
     is_in_order,
@@ -80,6 +84,13 @@ def keeps_axes(op: Op) -> bool:
     """Whether a permutation changes nothing."""
     permutation = permutation_of(op)
     return permutation == tuple(range(len(permutation)))  # (1)
+
+
+def of_single_rows(op: Op) -> Plainer | None:
+    """A reduction over axes of one element, which has another shape."""
+    array, shape = op.operands[0], op.result.shape
+    is_reshaped = all(array.shape[axis] == 1 for axis in axes_of(op)) and is_sized(shape)  # (1)
+    return Plainer(lambda x: lax.reshape(x, shape), (array,)) if is_reshaped else None
 
 
 def unpadded(op: Op) -> Value | None:
@@ -151,20 +162,26 @@ def sliced_before_spread(op: Op) -> Plainer | None:
 MARKERS = frozenset({"name", "stop_gradient"})
 
 LAWS: Laws = {
-    "broadcast_in_dim": (first, spread_before),
+    "broadcast_in_dim": (first, spread_before, written_in_shape),
     "concatenate": (first,),
     "copy": (first,),
     "dynamic_slice": (first,),
     "dynamic_update_slice": (overwritten,),
     "name": (first,),
     "pad": (unpadded,),
-    "reduce_max": (first,),
-    "reduce_min": (first,),
-    "reduce_sum": (first,),
-    "reshape": (first_if(is_in_order), transposed_before, reshaped_twice, spread_at_once),
-    "rev": (involution,),
+    "reduce_max": (first, of_single_rows),
+    "reduce_min": (first, of_single_rows),
+    "reduce_sum": (first, of_single_rows),
+    "reshape": (
+        first_if(is_in_order),
+        transposed_before,
+        reshaped_twice,
+        spread_at_once,
+        written_in_shape,
+    ),
+    "rev": (involution, written_backwards),
     "slice": (first, sliced_at_once, sliced_before_spread),
-    "squeeze": (first, squeezed_back, spread_at_once),
+    "squeeze": (first, squeezed_back, spread_at_once, written_in_shape),
     "stop_gradient": (first,),
     "transpose": (first_if(keeps_axes), transposed_at_once, written_back),
 }

@@ -20,7 +20,9 @@ when
 1. the array is zeros but for what is written, and only sums read what is made of it;
 2. the op moves data, and what it makes of a window is one: of a reshape, a run of rows; of larger
    zeros, along axes that no place of a scatter is for, and the dtype of places holds those there;
-   or it is elementwise and makes zeros of zeros, up to their sign;
+   of zeros that are turned round, one turned round; of those without their edges, the part of it
+   that is left, of a scatter all or nothing of an element. Or it is elementwise and makes zeros of
+   zeros, up to their sign;
 3. a product or a quotient is one of a cotangent, in a loop of cotangents: its zeros are symbolic,
    and stay zeros under any product, as JAX itself has it where it knows the zero;
 4. no two windows are added up in one place, as what is made of a sum is rounded once; data may move

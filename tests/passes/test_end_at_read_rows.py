@@ -61,9 +61,8 @@ def test_losses_that_a_mask_drops_after_the_loop():
         +   b4:i32[6] = broadcast_in_dim 0
         +   s1:i32[6] = select_n r1 b4 a1
         +   r2:i32[] = reduce_max[axes=(0,)] s1
-        +   s2:i32[] = sub r2 r2
         +   u:f32[6,3] = undefined
-        +   c1:i32[], c2:f32[3], c3:f32[6,3] = while carry(c1=s2, c2=b, c3=u) {
+        +   c1:i32[], c2:f32[3], c3:f32[6,3] = while carry(c1=0, c2=b, c3=u) {
         +     l1:bool[] = lt c1 r2
         +     yield l1
         +   } do {

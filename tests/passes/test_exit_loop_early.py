@@ -130,8 +130,7 @@ def test_a_predicate_that_comes_back_to_true():
         +   b:i32[5] = broadcast_in_dim 0
         +   s1:i32[5] = select_n r2 b a
         +   r3:i32[] = reduce_max[axes=(0,)] s1
-        +   s2:i32[] = sub r3 r3
-        +   c2:i32[], c3:f32[3] = while carry(c2=s2, c3=c) {
+        +   c2:i32[], c3:f32[3] = while carry(c2=0, c3=c) {
         +     l:bool[] = lt c2 r3
         +     yield l
         +   } do {

@@ -60,8 +60,7 @@ def test_a_state_of_which_nothing_is_read_after_the_last_step_taken():
         -     yield carry(m, a)
         -   }
         +   c2:i32[] = clamp 0 n 5
-        +   s2:i32[] = sub c2 c2
-        +   c3:i32[], c4:f32[3], c5:f32[3] = while carry(c3=s2, h1=h, c4=b) {
+        +   c3:i32[], c4:f32[3], c5:f32[3] = while carry(c3=0, h1=h, c4=b) {
         +     l1:bool[] = lt c3 c2
         +     yield l1
         +   } do {

@@ -90,9 +90,8 @@ def test_a_loop_that_makes_rows_for_a_loop_that_begins_late():
         -     yield carry(s)
         -   }
         +   c2:i32[] = clamp 0 n 5
-        +   s1:i32[] = sub c2 c2
         +   u:f32[5,3] = undefined
-        +   c3:i32[], c4:f32[3], c5:f32[5,3] = while carry(c3=s1, h1=h, c4=u) {
+        +   c3:i32[], c4:f32[3], c5:f32[5,3] = while carry(c3=0, h1=h, c4=u) {
         +     l1:bool[] = lt c3 c2
         +     yield l1
         +   } do {
@@ -105,8 +104,8 @@ def test_a_loop_that_makes_rows_for_a_loop_that_begins_late():
         +     a1:i32[] = add c3 1
         +     yield carry(a1, m1, d1)
         +   }
-        +   s2:i32[] = sub c2 1
-        +   c6:i32[], c7:f32[3] = while carry(c2=s2, c3=b) {
+        +   s1:i32[] = sub c2 1
+        +   c6:i32[], c7:f32[3] = while carry(c2=s1, c3=b) {
         +     g:bool[] = ge c2 0
         +     yield g
         +   } do {

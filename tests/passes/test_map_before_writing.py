@@ -120,6 +120,10 @@ MADE = {
     "negated": lambda z: -z,
     "converted": lambda z: z.astype("float16").astype("float32"),
     "one after the other": lambda z: -z.T,
+    "turned round": lambda z: z[::-1, ::-1],
+    "cut off": lambda z: z[3:38],
+    "moved": lambda z: lax.pad(z, 0.0, [(-2, 3, 0), (0, 0, 0)]),
+    "moved the other way": lambda z: lax.pad(z, 0.0, [(5, -1, 0), (0, 0, 0)]),
 }
 
 
@@ -232,7 +236,7 @@ def test_a_window_of_a_window(name, put):
     v, writes = jnp.array([1.5, -2.0, jnp.inf]), WRITES | ROWS
     c = jnp.zeros(jax.eval_shape(put, jax.ShapeDtypeStruct((40, 3), "float32"), 0).shape)
     for kind, (i, k) in zip(writes, [(7, 2), (-1, -9), (45, 9)] * 2, strict=True):
-        fires = kind != "a number" or name not in {"padded", "at a place"}
+        fires = kind != "a number" or name != "at a place"
         program = in_a_loop(lambda v, i, k, write=writes[kind]: put(write(v, i), k))
         graph = alone(MAP, program, c, v, jnp.int32(i), jnp.int32(k), fires=fires)
         (total,) = (op for op in graph.walk() if op.name == "add" and op.result.shape == c.shape)
@@ -240,11 +244,53 @@ def test_a_window_of_a_window(name, put):
         assert is_written or not fires
 
 
+EDGES = {
+    "turned round": lambda z: z[::-1],
+    "cut off": lambda z: z[3:38, 1:],
+    "moved": lambda z: lax.pad(z, 0.0, [(-2, 3, 0), (1, -1, 0)]),
+    "turned and moved": lambda z: lax.pad(z[:, ::-1], 0.0, [(0, -4, 0), (-2, 0, 0)]),
+}
+
+
+@pytest.mark.parametrize("move", EDGES.values(), ids=EDGES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (2, 2)])
+def test_windows_at_the_edges(move, shape):
+    """(2) A part of the window is left, or nothing."""
+    v = 1 + jnp.arange(6.0)[: shape[0] * shape[1]].reshape(shape)
+    c = jnp.zeros(jax.eval_shape(move, jax.ShapeDtypeStruct((40, 5), "float32")).shape)
+    write = lambda v, i, k: lax.dynamic_update_slice(
+        jnp.zeros((40, 5)), v, (i, k), allow_negative_indices=False
+    )
+    for i, k in [(0, 0), (2, 1), (1, 4), (36, 0), (39, 3), (-9, 2), (99, 99)]:
+        args = c, v, jnp.int32(i), jnp.int32(k)
+        graph = alone(MAP, in_a_loop(lambda v, i, k: move(write(v, i, k))), *args, fires=True)
+        names = {op.name for op in graph.walk() if [v.shape for v in op.results] == [c.shape]}
+        assert names.isdisjoint({"rev", "slice", "pad"})
+
+
+@pytest.mark.parametrize("mode", ["drop", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize(
+    "move",
+    [*EDGES.values(), lambda z: lax.pad(z, 0.0, [(2, 1, 0), (0, 0, 0)])],
+    ids=[*EDGES, "put"],
+)
+def test_elements_at_the_edges(move, mode):
+    """(2) What was dropped stays dropped, where there are more rows, too."""
+    c = jnp.zeros(jax.eval_shape(move, jax.ShapeDtypeStruct((40, 5), "float32")).shape)
+    write = lambda v, i, k: (
+        jnp.zeros((40, 5)).at[i, k].set(v, mode=mode, wrap_negative_indices=False)
+    )
+    inside = [(0, 0), (2, 1), (1, 4), (39, 3)]
+    for i, k in inside if mode == "promise_in_bounds" else [*inside, (-1, 2), (40, 1), (3, 5)]:
+        args = c, jnp.float32(3), jnp.int32(i), jnp.int32(k)
+        alone(MAP, in_a_loop(lambda v, i, k: move(write(v, i, k))), *args, fires=True)
+
+
 def test_places_that_hold_the_larger_axis():
     """(2)"""
     at = lambda v, i: lax.dynamic_update_slice(jnp.zeros((40, 3)), v[None], (i, i))
-    put = lambda v, i: lax.pad(at(v, i), 0.0, [(0, 300, 0), (0, 0, 0)])
-    alone(MAP, in_a_loop(put), "f32[340,3]", "f32[3]", "u8[]", fires=False)
+    put = lambda v, i, x: lax.dynamic_update_slice(jnp.zeros((340, 3)), at(v, i), (x, x))
+    alone(MAP, in_a_loop(put), "f32[340,3]", "f32[3]", "u8[]", "u8[]", fires=False)
 
 
 MOVES = {**MADE, **{name: lambda z, put=put: put(z, 2) for name, put in PUT.items()}}

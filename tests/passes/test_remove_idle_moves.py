@@ -8,6 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from jaxpr_opt.cost.model import using
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.remove_idle_moves import RemoveIdleMoves
 from jaxpr_opt.testing import check_rewrite, run_alone, traced
@@ -371,6 +372,83 @@ def test_scattered_while_transposed(write, order):
         (result,) = graph.body.terminator.operands
         assert result.op.name in ("scatter", "scatter-add")
         assert result.op.operands[0].op is None
+
+
+def stepping(program):
+    """What a loop makes of its carry in two steps."""
+    return lambda c, *xs: lax.fori_loop(0, 2, lambda _, c: program(c, *xs), c)
+
+
+TAKEN_BACK = {
+    "all rows in one": ((6, 4), lambda c: c.reshape(-1), lambda z: z.reshape(6, 4)),
+    "rows of one": ((24,), lambda c: c.reshape(2, 3, 4), lambda z: z.reshape(24)),
+    "two axes in one": ((2, 3, 4), lambda c: c.reshape(6, 4), lambda z: z.reshape(2, 3, 4)),
+    "an axis more": ((24,), lambda c: c.reshape(24, 1), lambda z: z.reshape(24)),
+    "an axis less": ((24, 1), lambda c: c.reshape(24), lambda z: z.reshape(24, 1)),
+    "turned round": ((6, 4), lambda c: c[::-1, ::-1], lambda z: z[::-1, ::-1]),
+}
+ELEMENT = {
+    "a slice": lambda z, v, at, _: lax.dynamic_update_slice(
+        z, jnp.full((1,) * z.ndim, v), at, allow_negative_indices=False
+    ),
+    "set": lambda z, v, at, mode: z.at[at].set(v, mode=mode, wrap_negative_indices=False),
+    "added": lambda z, v, at, mode: z.at[at].add(v, mode=mode, wrap_negative_indices=False),
+}
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("a slice", None), ("set", "drop"), ("added", "clip")])
+@pytest.mark.parametrize("name", TAKEN_BACK)
+def test_an_element_of_a_moved_array(name, kind, mode):
+    """(1) It is written to the array, also out of range, on both sides of each axis."""
+    shape, away, back = TAKEN_BACK[name]
+    c = jnp.arange(24.0).reshape(shape)
+    sizes = away(c).shape
+    program = stepping(lambda c, v, *at: back(ELEMENT[kind](away(c), v, at, mode)))
+    places = [[0] * len(sizes), [n - 1 for n in sizes], [n // 2 for n in sizes]]
+    places += [
+        [at if d == axis else 0 for d in range(len(sizes))]
+        for axis, n in enumerate(sizes)
+        for at in (-1, -n, n, 2 * n)
+    ]
+    fires = name != "an axis more" or kind == "a slice"
+    for at in places:
+        given = [jnp.int32(i) for i in at]
+        graph = alone(REMOVE, program, c, jnp.float32(7), *given, fires=fires)
+        (loop,) = (op for op in graph.walk() if isinstance(op, Scan))
+        names = {carry.next.op.name for carry in loop.carries}
+        moves = {"reshape", "rev"}.intersection(names)
+        assert not moves or not fires
+
+
+def test_rows_of_a_moved_array():
+    """(1) A run of rows along one axis; not one that begins wherever it may."""
+    rows = lambda c, v, i: lax.dynamic_update_slice(c.reshape(24, 2), v, (i, 0)).reshape(c.shape)
+    whole = lambda c, v, i: lax.dynamic_update_slice(c.reshape(6, 8), v, (i, 0)).reshape(c.shape)
+    alone(REMOVE, stepping(whole), "f32[6,4,2]", "f32[2,8]", "i32[]", fires=True)
+    alone(REMOVE, stepping(rows), "f32[6,4,2]", "f32[3,2]", "i32[]", fires=False)
+
+
+def test_small_integers_that_say_where():
+    """(1) A place in all rows may be too large for them."""
+    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+    put = lambda c, v, i: lax.scatter(c.reshape(-1), i[None], v, numbers).reshape(c.shape)
+    alone(REMOVE, stepping(put), "f32[60,4]", "f32[]", "i8[]", fires=False)
+    alone(REMOVE, stepping(put), "f32[6,4]", "f32[]", "i8[]", fires=True)
+    sliced = lambda c, v, i: lax.dynamic_update_slice(c.reshape(-1), v, (i,)).reshape(c.shape)
+    alone(REMOVE, stepping(sliced), "f32[30,4]", "f32[1]", "u8[]", fires=True)
+
+
+def test_a_write_that_is_not_in_a_loop():
+    write = lambda c, v, i: c.reshape(-1).at[i].set(v).reshape(c.shape)
+    alone(REMOVE, write, "f32[6,4]", "f32[]", "i32[]", fires=False)
+
+
+@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.min])
+def test_a_reduction_of_single_rows(reduce):
+    """(1) It gives them another shape."""
+    graph = alone(REMOVE, lambda x: reduce(x, (0, 2)), "f32[1,3,1]", fires=True)
+    assert [op.name for op in graph.body.ops if not op.is_terminator] == ["reshape"]
+    alone(REMOVE, lambda x: reduce(x, (0, 1)), "f32[1,3,1]", fires=False)
 
 
 def test_combined_while_transposed():

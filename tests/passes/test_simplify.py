@@ -12,6 +12,7 @@ from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
 from jaxpr_opt.passes.laws.merge_common_subexpressions import MergeCommonSubexpressions
 from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.testing import assert_same_bits, check_rewrite, evaluate_exactly, run_alone, traced
+from tests.loops import alone
 
 SIMPLIFY = Simplify()
 ZERO, ONE = np.int32(0), np.int32(1)
@@ -774,3 +775,10 @@ def test_arrays_that_are_only_made_strong():
     run_alone((SIMPLIFY,), graph)
     assert not any(is_noop_cast(op) and op.result.shape for op in graph.walk())
     assert export(graph).out_avals[0].weak_type is jaxpr.out_avals[0].weak_type is True
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_a_difference_of_the_same(dtype):
+    """(3) Of integers it is zero; of floats it may be NaN."""
+    alone(SIMPLIFY, lambda x: x - x, jnp.arange(3).astype(dtype), fires=True)
+    alone(SIMPLIFY, lambda x: x - x, "f32[3]", fires=False)

@@ -24,9 +24,9 @@ from jaxpr_opt.analysis.values.flags import (
 )
 from jaxpr_opt.analysis.values.induction import bounds, decide
 from jaxpr_opt.analysis.values.selected_cases import case_within
-from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge import compat_types, dtypes
 from jaxpr_opt.bridge.parameters import exponent_of
-from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.graph import Op, Value, is_sized
 from jaxpr_opt.ir.traits import LAYING
 
 
@@ -82,6 +82,18 @@ def neutral(number: int, *, right_only: bool = False) -> Law:
 def absorbing(number: int) -> Law:
     """The law x . e = e."""
     return lambda op: next((v for v in op.operands if uniform(v) == number), None)
+
+
+def difference_of_same(op: Op) -> Plainer | None:
+    """The law x - x = 0, of integers."""
+    x, y = op.operands
+    # Condition 3 of simplify.
+    if x is not y or not _is_integral(x) or not is_sized(x.shape):
+        return None
+    if not compat_types.is_local(x.aval):
+        return None  # a number of its own on each device
+    shape, dtype = x.shape, x.dtype
+    return Plainer(lambda: lax.full(shape, 0, dtype), ())
 
 
 def idempotent(op: Op) -> Value | None:
@@ -349,6 +361,6 @@ LAWS: Laws = {
     "not": (involution,),
     "or": (idempotent, neutral(0), when(is_bool, absorbing(1))),
     "select_n": (selected, selected_twice, selected_plainly),
-    "sub": (neutral(0, right_only=True),),
+    "sub": (neutral(0, right_only=True), difference_of_same),
     "xor": (neutral(0),),
 }

@@ -1,8 +1,8 @@
-"""Reshapes and transpositions that take each other back."""
+"""Moves of all elements of an array that take each other back."""
 
 from __future__ import annotations
 
-from jaxpr_opt.bridge.parameters import is_in_order, is_resharded, permutation_of
+from jaxpr_opt.bridge.parameters import dimensions_of, is_in_order, is_resharded, permutation_of
 from jaxpr_opt.ir.graph import Op
 
 
@@ -17,6 +17,9 @@ def is_taken_back(made: Op, move: Op) -> bool:
         inner = permutation_of(made)
         # Condition 3 of stack-read-windows.
         return all(inner[axis] == i for i, axis in enumerate(permutation_of(move)))
+    # Condition 3 of stack-read-windows.
+    if made.name == move.name == "rev":
+        return dimensions_of(made) == dimensions_of(move)
     # Condition 3 of stack-read-windows.
     return keeps_order(made) and keeps_order(move)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.values.enclosing import is_differentiated
+from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.values.renaming import is_noop_cast, original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
@@ -148,7 +149,7 @@ def is_updated_in(array: Value, loop: Scan | While) -> bool:
         if isinstance(op, Cond):
             values = op.outcomes[op.results.index(array)].values
             return all(is_updated_in(value, loop) for value in values)
-        if op.name not in WRITES and not is_noop_cast(op):
+        if op.name not in WRITES and not is_noop_cast(op) and not keeps_order(op):
             return False
         array = op.operands[0]
     return any(array is carry.param for carry in loop.carries)
@@ -166,8 +167,9 @@ def is_handed_on(array: Value, result: Value, body: Region) -> bool:
 
 
 def becomes(earlier: Value, later: Value) -> bool:
-    """Whether one version of a buffer is made of another in place: by writes, barriers, loops that
-    do so in each step, and elementwise ops, which read no other elements of it than they make.
+    """Whether one version of a buffer is made of another in place: by writes, barriers, reshapes,
+    loops that do so in each step, and elementwise ops, which read no other elements of it than they
+    make.
     """
     pending, seen, is_found, region = [later], {later}, False, later.region
     while pending:
@@ -192,7 +194,8 @@ def becomes(earlier: Value, later: Value) -> bool:
             if any(_is_rearranged(earlier, v) for v in made_of):
                 return False
         else:
-            made_of = [op.operands[0]] if op.name in WRITES or op.name in COMBINING else []
+            is_kept = op.name in WRITES or op.name in COMBINING or keeps_order(op)
+            made_of = [op.operands[0]] if is_kept else []
         pending += [v for v in made_of if v not in seen]
         seen.update(made_of)
     return is_found

@@ -80,7 +80,7 @@ def spread_before(op: Op) -> Plainer | None:
 
 MOVED_BEFORE = frozenset({
     "broadcast_in_dim", "convert_element_type", "div", "dot_general", "dynamic_update_slice", "mul",
-    "neg", "pad", "reshape", "transpose",
+    "neg", "pad", "reshape", "rev", "slice", "transpose",
 })  # fmt: skip
 """Ops that may come before a write into zeros instead of after it."""
 
