@@ -69,6 +69,7 @@ from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSpar
 from jaxpr_opt.passes.windows.add_before_mapping import AddBeforeMapping
 from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
 from jaxpr_opt.passes.windows.add_one_hot_rows import AddOneHotRows
+from jaxpr_opt.passes.windows.carry_as_written import CarryAsWritten
 from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
 from jaxpr_opt.passes.windows.carry_mapped_rows import CarryMappedRows
 from jaxpr_opt.passes.windows.carry_picked_rows import CarryPickedRows
@@ -87,6 +88,7 @@ from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
 from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
 from jaxpr_opt.passes.windows.put_parts_back import PutPartsBack
+from jaxpr_opt.passes.windows.read_before_moving import ReadBeforeMoving
 from jaxpr_opt.passes.windows.read_one_hot_rows import ReadOneHotRows
 from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.passes.windows.reduce_added_rows import ReduceAddedRows
@@ -97,6 +99,7 @@ from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
+from jaxpr_opt.passes.windows.slice_split_arrays import SliceSplitArrays
 from jaxpr_opt.passes.windows.sum_batches_at_once import SumBatchesAtOnce
 from jaxpr_opt.passes.windows.sum_in_steps import SumInSteps
 from jaxpr_opt.passes.windows.take_arrays_apart import TakeArraysApart
@@ -116,14 +119,16 @@ CLEANUP = (
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 WINDOWS = (
-    TakeArraysApart(), SplitFlatLoops(), ShareBatchedTables(), ShareBatchedFactors(),
+    TakeArraysApart(), SliceSplitArrays(), SplitFlatLoops(),
+    ShareBatchedTables(), ShareBatchedFactors(),
     ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), MultiplyRepeatedRows(),
     JoinConsecutiveRows(), ForwardKnownStacks(), RecognizeOneHot(), ReadOneHotRows(),
     AddOneHotRows(), WriteWhereMasked(),
     ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
     SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
-    WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), NarrowReads(),
-    ComputeReadRows(), MapBeforeReading(), AddBeforeMapping(), CarryMappedRows(), TakeTopK(),
+    WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), CarryAsWritten(),
+    NarrowReads(), ComputeReadRows(), ReadBeforeMoving(), MapBeforeReading(), AddBeforeMapping(),
+    CarryMappedRows(), TakeTopK(),
     CarryLastRows(), CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(),
     AccumulateSparseCotangents(), NarrowCarriedArrays(),
     TraceBackRows(), ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),

@@ -201,12 +201,16 @@ def fill_value_of(op: Equation) -> Any:
     return _read(op, "fill_value")
 
 
+def fills(gather: Equation) -> bool:
+    """Whether a gather gives a number for indices out of range, not an element of the array."""
+    return bool(mode_of(gather) == GatherScatterMode.FILL_OR_DROP)
+
+
 def filled_by(gather: Equation) -> Any:
     """The number that a gather gives for indices out of range; zero if that is an element of the
     array.
     """
-    fills = mode_of(gather) == GatherScatterMode.FILL_OR_DROP
-    return fill_value_of(gather) if fills else 0
+    return fill_value_of(gather) if fills(gather) else 0
 
 
 def has_unique_indices(op: Equation) -> bool:

@@ -3,6 +3,7 @@
 ==================================================  ========================================
 reads and writes of windows
 `narrow_reads`, `coinciding`, `selected_writes`     a window of a result, of another's window
+`moved_reads`                                       windows of what is moved, of its operands
 `array_windows`                                     windows in place of arrays
 `read_rows`, `last_rows`, `picked_rows`             the rows of results that are read, of stacks
 `one_hot_rows`                                      the row that a mask chooses

@@ -35,6 +35,9 @@ OPS_OF_ROWS = 256
 READS_OF_ROWS = 8
 """Reads for each of which ops compute rows again."""
 
+AROUND_A_WINDOW = 3
+"""Windows along each axis that lie side by side where one is moved within numbers."""
+
 PARTS_OF_A_PRODUCT = 32
 """Parts of a product, or of a factor, that are multiplied one by one; and how deep they are joined.
 """

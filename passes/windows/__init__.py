@@ -6,9 +6,11 @@ table, a carry through each loop of a nest.  Each pass is one law:
 ==============================  ================================================================
 `take-arrays-apart`             an array of which only windows are read is these windows
 `narrow-reads`                  a read of an op's result becomes the op on reads of its operands
+`read-before-moving`            a window of a buffer that is moved is read before it is moved
 `compute-read-rows`             ops compute only the rows that are read of what they lead to
 `compute-added-rows`            what is made of zeros but for rows is computed from the rows
 `take-top-k`                    few elements at one end of a sorted array are selected
+`carry-as-written`              a buffer that is reshaped to be written to is carried so
 `carry-last-rows`               a stack of which the last row is read is that row, carried
 `carry-picked-rows`             a stack of which the data say which row is read is that row, carried
 `carry-mapped-rows`             what is made of rows of which a step changes few is carried
@@ -45,6 +47,7 @@ table, a carry through each loop of a nest.  Each pass is one law:
 `trace-back-rows`               rows that each step rearranges are rearranged after the loop
 `shift-in-place`                a shift register is a ring: where it starts moves
 `join-consecutive-rows`         rows at consecutive places are one window
+`slice-split-arrays`            parts of a buffer, or of zeros with a window in them, are slices
 `slice-known-windows`           a window at a known index becomes a slice
 ==============================  ================================================================
 
@@ -53,12 +56,14 @@ the same order, with ``a[i]`` for any read of a window, ``Z`` for an array of ze
 one of ``False``::
 
     f(a, b)[i]                           = f(a[i], b[i])
+    reverse(a)[i]                        = a[n - 1 - i]
     a.at[i].set(v)[j]                    = v if i == j else a[j]
     f(a[ids])                            = f(a)[ids]
     f(Z.at[i].set(v))                    = Z.at[i].set(f(v))
     a + Z.at[i].set(v)                   = a.at[i].add(v)
     a + cond(p, v, Z)                    = cond(p, a + v, a)
     where(p, a, 0) + where(p, 0, a)      = a
+    scan(a -> b(a'.at[i].set(v)))        = b(scan(a' -> a'.at[i].set(v))), a' = b^-1(a)
     where(p, a.at[i].set(v), a)          = a.at[i].set(where(p, v, a[i]))
     cond(p, a.at[i].set(v), a)           = a.at[i].set(cond(p, v, a[i]))
     scan(a[k] -> a[k].at[i].set(v[k]))   = a.at[:, i].set(v)

@@ -20,6 +20,10 @@ one op
 `selected_versions`         versions of an array, of which a select chooses
 `branch_writes`             the windows that branches of a cond write
 `put_parts`                 all parts of an array, put together again
+`turned_windows`            windows in zeros that are turned round, or lose an edge
+`moved_reads`               windows of what is moved, and which of its operands these are
+`reshaped`                  where a window is in an array of another shape
+`reshaped_writes`           writes into an array that is reshaped for them, and back
 `nested`                    a write to a window that is then put back into its array
 `moved_writes`              data movement of what is written, before the write
 `mapped_carries`            what a step makes of rows of a carry, of which it changes few
