@@ -72,7 +72,7 @@ class StackNarrowIntegers(Pass[SmallIntegers]):
     anchors: ClassVar[tuple[type[Op], ...]] = (Scan,)
 
     def find(self, op: Scan) -> Iterator[SmallIntegers]:
-        stacks = narrowed(op)  # (1), (2)
+        stacks = narrowed(op)  # (1, 2)
         if stacks:
             types = " and ".join(dict.fromkeys(dtype.name for dtype in stacks.values()))
             labels = ", ".join(dict.fromkeys(stack.value.label for stack in stacks))
