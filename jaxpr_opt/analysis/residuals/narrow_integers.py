@@ -38,10 +38,10 @@ def narrow_bytes(value: Value, dtype: np.dtype) -> int:
 @remembered
 def narrowest(value: Value) -> np.dtype | None:
     """The type of fewest bytes for these integers; None if they have no narrower one."""
-    # Condition 2 of stack-narrow-integers.
     known = bounds(value)
     for dtype in _NARROW if known is not None else ():
         least, most = dtypes.limits(dtype)
+        # Condition 2 of stack-narrow-integers.
         if known and least <= known[0] and known[1] <= most:
             return dtype if dtype.itemsize < value.dtype.itemsize else None
     return None
