@@ -51,6 +51,28 @@ def test_differences_of_pairs(n, fires):
         alone(NARROW, program, *types, fires=fires)
 
 
+@pytest.mark.parametrize(("n", "fires"), [(2, False), (15, False), (16, True)])
+def test_numbers_that_rows_have_in_common(n, fires):
+    """The cost: a number for each row of few is looked up for each of them; of as many, not."""
+
+    def scaled(w, c, x, t):
+        return w.reshape(-1, n) * t[:, None]
+
+    size = 16 * 15
+    types = f"f32[{size},{n}]", f"f32[{size}]", f"f32[8,{size}]", f"f32[{size}]"
+
+    def stepping(w, c, xs, ct):
+        def step(c, x):
+            t = jnp.tanh(c + x)
+            return t, scaled(w, c, x, t)
+
+        h, r = lax.scan(step, c, xs)
+        return h, lax.scan(lambda g, r: (g + jnp.sum(r, 1), None), ct, r, reverse=True)[0]
+
+    with using(CostModel()):
+        alone(NARROW, stepping, *types, fires=fires)
+
+
 def test_mask_before_it_is_spread():
     """(2) Three bytes of mask a step, in place of nine masked weights."""
 

@@ -92,7 +92,8 @@ def _fused(step: StepPrices, op: Op) -> float | None:
     if not is_arithmetic(op):
         return None
     made = op.results[0]
-    if _is_of_pairs(op) and step.model.is_short(made.shape[-1]):
+    is_short = len(made.shape) > 1 and step.model.is_short(made.shape[-1])
+    if is_short and (_is_of_pairs(op) or _repeats_numbers(op)):
         return step.model.by_places(made)
     times = step.times.get(made, 1.0)
     is_alone = made in step.spread or times > 1
@@ -104,7 +105,24 @@ def _is_of_pairs(op: Op) -> bool:
     ``x[:, None] - y``.
     """
     made = op.results[0]
-    return len(made.shape) > 1 and sum(_repeats_rows(v, made) for v in op.operands) > 1
+    return sum(_repeats_rows(v, made) for v in op.operands) > 1
+
+
+def _repeats_numbers(op: Op) -> bool:
+    """Whether an op computes with each number of a row of one array and one number for the row, as
+    in ``x + t[:, None] * d``.
+    """
+    made = op.results[0]
+    if is_broadcast(op) or op.name == "select_n":
+        return False
+    sizes = [_repeated(v).size for v in op.operands]
+    return any(1 < size <= made.size // made.shape[-1] for size in sizes) and made.size in sizes
+
+
+def _repeated(value: Value) -> Value:
+    """What a value repeats, if it repeats anything."""
+    op = value.op
+    return next(iter(op.operands), value) if op is not None and is_broadcast(op) else value
 
 
 def _repeats_rows(value: Value, made: Value) -> bool:
