@@ -306,7 +306,10 @@ def _is_carried_along(skip: Skip, every: int) -> bool:
     `every` so many steps, and each reader in a step, would compute: a batch knows its rows only, so
     the step needs it.
     """
-    if skip.kind != "carried" or skip.predicate.shape == () or every > 1:
+    model = cost_model()
+    if skip.kind != "carried" or skip.predicate.shape == ():
+        return False
+    if every > 1 and not model.asks_the_host:  # carrying it slows down a loop that is one function
         return False
     saved = len({*skip.predicate.users} - {*skip.slice}) - 1 + 1 / every
     return cost_model().is_worth_carrying(skip.predicate, skip.slice, saved)

@@ -42,9 +42,12 @@ def _steps_a_test(scan: Scan, skip: Skip) -> int | None:
     model = cost_model()
     if model.asks_in_no_time(scan, skip.predicate):
         return steps_asked_at_once(scan)
+    asked = asked_in_steps(skip)
     if skip.going or skip.products or _is_between_questions(skip):
         return None
-    every = model.steps_a_test(scan, asked_in_steps(skip), skip.slice)
+    if asked is None and model.is_worth_a_question(scan.body):  # the number of steps is compared
+        return None
+    every = model.steps_a_test(scan, asked, skip.slice)
     return None if every is None else steps_asked_at_once(scan, every)
 
 
