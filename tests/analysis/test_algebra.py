@@ -30,6 +30,7 @@ BINARY = {
     "or": lax.bitwise_or,
     "xor": lax.bitwise_xor,
 }
+PAIRS = (1, 2), (1, 0)
 UNARY = {
     "neg": lax.neg,
     "not": lax.bitwise_not,
@@ -74,7 +75,10 @@ def program(name, dtype):
         return [made for each in atoms(dtype, x, y, p) for made in (fun(each), fun(fun(each)))]
 
     def binary(x, y, p):
-        return [BINARY[name](*pair) for pair in product(atoms(dtype, x, y, p), repeat=2)]
+        made = [BINARY[name](*pair) for pair in product(atoms(dtype, x, y, p), repeat=2)]
+        number = lambda n: jnp.full_like(x, n)
+        chosen = [lax.select(q, number(a), number(b)) for q in (p, x > y) for a, b in PAIRS]
+        return made + [BINARY[name](*pair) for pair in product(chosen, repeat=2) if name == "div"]
 
     def select_n(x, y, p):
         cases = list(atoms(dtype, x, y, p))[:6]

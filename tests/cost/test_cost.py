@@ -74,19 +74,41 @@ def test_costs_add_and_multiply(a, b, c, n, m):
      (("NHWC", "HWIO", "NHWC"), True, False)],
 )  # fmt: skip
 def test_convolutions_in_loops_are_fast_with_features_last(layouts, in_loop, turned):
+    """And with eight features or more."""
+
     def fun(x, w):
         step = lambda x, _: (lax.conv_general_dilated(x, w, (1, 1), "SAME", None, None, layouts), 0)
         return lax.scan(step, x, None, 3)[0] if in_loop else step(x, None)[0]
 
     nchw = layouts[0] == "NCHW"
     graph = graph_of(
-        fun, *(("f32[2,4,8,8]", "f32[4,4,3,3]") if nchw else ("f32[2,8,8,4]", "f32[3,3,4,4]"))
+        fun, *(("f32[2,8,8,8]", "f32[8,8,3,3]") if nchw else ("f32[2,8,8,8]", "f32[3,3,8,8]"))
     )
     op = next(op for op in graph.walk() if op.name == "conv_general_dilated")
     assert bool(cost(op).turned) == turned and cost(op).products == cost(op).flops
     model = CostModel.of_backend("cpu")
     product = cost(op).flops * model.device.flop
     assert (model.repeated([op]) > 2 * product) == turned
+
+
+@pytest.mark.parametrize(
+    ("read", "made", "few"), [(4, 4, True), (1, 8, True), (8, 4, False), (4, 9, False)]
+)
+def test_convolutions_of_few_features_in_loops_are_slow(read, made, few):
+    """What is multiplied at once is not full."""
+
+    def fun(x, w):
+        layouts = ("NHWC", "HWIO", "NHWC")
+
+        def step(c, _):
+            y = lax.conv_general_dilated(x * c, w, (1, 1), "SAME", None, None, layouts)
+            return c + jnp.sum(y), 0
+
+        return lax.scan(step, 1.0, None, 3)[0]
+
+    graph = graph_of(fun, f"f32[2,8,8,{read}]", f"f32[3,3,{read},{made}]")
+    op = next(op for op in graph.walk() if op.name == "conv_general_dilated")
+    assert bool(cost(op).turned) == few
 
 
 def test_costs_take_names_only():

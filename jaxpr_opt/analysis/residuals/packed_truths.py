@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
+import jax.numpy as jnp
+
 from jaxpr_opt.analysis.residuals.cuts import residuals
 from jaxpr_opt.analysis.residuals.fewer_bytes import why_stored_whole
 from jaxpr_opt.analysis.residuals.stack_consumers import routes
 from jaxpr_opt.analysis.residuals.unread_rows import tells_ends
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Scan, Stack, Value
 
-BITS = 8
+BITS = dtypes.limits(jnp.uint8)[1].bit_length()
 """How many truth values one number holds."""
 
 
