@@ -30,7 +30,13 @@ A network runs over a padded sequence, and a mask drops its losses after the loo
 4. an index is in range, as JAX clamps it, and a whole number of 32 bits, which counts all rows;
 5. a step has no effects, and devices do not wait for each other in it;
 6. nothing differentiates the loop any more (the final phase): a `while` has no transpose;
-7. predicates that are computed before the loop, all at once, round as in each step.
+7. predicates that are computed before the loop, all at once, round as in each step;
+8. a loop that reads the stacks is transposed and runs in reverse, and step `i` reads row `i`;
+9. with rows of zeros for its cotangents, a step of that leaves its carries as they began, counters
+   apart, and stacks a number. Then it begins with the last row, too;
+10. its cotangents are zeros but in the rows that a mask chooses, or where an index says that they
+    are written, both as in (3) and (4);
+11. it begins after a number of rows that the other loop has made, if both run several at once.
 
 Cost: the masks are tested once. It fires if a mask compares whole numbers, or is an argument, if a
 step takes longer than asking whether to go on, and if all steps take much longer than the test.
@@ -49,7 +55,7 @@ import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question, steps_asked_at_once
-from jaxpr_opt.analysis.steps.read_ends import End, MaskedRows, PickedRows, read_ends
+from jaxpr_opt.analysis.steps.read_ends import MaskedRows, PickedRows, Place, RowsBack, read_ends
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, as_begun, find_ends, find_skips
 from jaxpr_opt.analysis.windows.row_readers import made_before
 from jaxpr_opt.builders.early_exit import Plan, stop_early
@@ -67,7 +73,9 @@ class ReadRows(Match):
     """A loop of whose rows only the first are read."""
 
     op: Scan
-    ends: tuple[End, ...]
+    ends: tuple[Place, ...]
+    back: dict[Scan, Skip]
+    """The loops that read them in reverse, each with the steps that it need not take."""
 
 
 @dataclass(frozen=True)
@@ -86,24 +94,31 @@ class EndAtReadRows(Pass[ReadRows]):
         if op.reverse or not is_sized((op.length,)) or op.length < 2:
             return
         found = [read_ends(op, stack) for stack in op.stacks if stack.result.uses]
-        ends = tuple(end for each in found for end in each or ())
+        ends = [end for each in found for end in each or ()]
         if ends and all(each is not None for each in found):  # (2, 3, 4)
+            back = [end for end in ends if isinstance(end, RowsBack)]  # (8, 9, 10)
+            places = [end for end in ends if not isinstance(end, RowsBack)]
+            told = tuple(dict.fromkeys([*places, *(at for each in back for at in each.ends)]))
             what = f"a loop of {op.length} steps ends after the last row that is read"
-            yield ReadRows(op, what, ends)
+            yield ReadRows(op, what, told, {each.skip.scan: each.skip for each in back})
 
     def refuse(self, match: ReadRows) -> str | None:
         scan = match.op
-        if not all(can_move(op) for op in scan.body.ops if not op.is_terminator):  # (5)
-            return "a step has effects, or devices wait for each other in it"
-        if any(map(is_sharded, scan.results)):
+        loops = (scan, *match.back)
+        if not all(can_move(op) for loop in loops for op in loop.body.ops if not op.is_terminator):
+            return "a step has effects, or devices wait for each other in it"  # (5)
+        if any(is_sharded(result) for loop in loops for result in loop.results):
             return "its rows may be divided over devices"
         skip = _taken(scan)
         if isinstance(skip, str):  # (1)
             return skip
         if steps_asked_at_once(scan) is None:
             return "it asks to be unrolled"
-        if steps_a_question(scan, all_taken(scan)) is None:
+        every = steps_a_question(scan, all_taken(scan))
+        if every is None:
             return "a step takes no longer than asking whether to go on"
+        if any(steps_asked_at_once(loop, every) != every for loop in match.back):  # (11)
+            return "the loop back asks to be unrolled"
         asked = [_told(end) for end in match.ends] + ([skip.predicate] if skip else [])
         if not cost_model().is_worth_masks(scan, asked):
             return "testing all its masks takes about as long as its steps"
@@ -123,10 +138,12 @@ class EndAtReadRows(Pass[ReadRows]):
         ]
         last = rw.insert(lambda *each: reduce(lax.max, each), *found, before=scan)
         unread = {stack.result for stack in scan.stacks}
-        stop_early(Plan(all_taken(scan), every, last, unread), rw)
+        rows = stop_early(Plan(all_taken(scan), every, last, unread), rw)
+        for skip in match.back.values():
+            stop_early(Plan(skip, every, rows), rw)
 
 
-def _told(end: End) -> Value:
+def _told(end: Place) -> Value:
     return end.mask if isinstance(end, MaskedRows) else end.places
 
 
@@ -148,7 +165,7 @@ def _taken(scan: Scan) -> Skip | str | None:  # (1)
     return skips[0]
 
 
-def _rows(end: End, length: int, told: jax.Array) -> jax.Array:
+def _rows(end: Place, length: int, told: jax.Array) -> jax.Array:
     """The number of rows up to the last one that is read."""
     if isinstance(end, PickedRows):
         at = told if end.component is None else lax.index_in_dim(told, end.component, -1)

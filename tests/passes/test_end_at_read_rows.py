@@ -285,3 +285,167 @@ def test_padded_sequences(f):
             assert_same(optimize(f), f, (*args, jnp.int32(n)), grad=False)
         graph, _ = observe.optimized(f, (*args, jnp.int32(9)), {})
     assert [type(op) for op in graph.walk() if isinstance(op, Scan | While)] == [While]
+
+
+def loops(graph):
+    return [type(op) for op in graph.walk() if isinstance(op, Scan | While)]
+
+
+def gradient(of, wrt=(0, 1), through=lambda h, w: jnp.sin(h * w), **options):
+    """The gradient of what is made of outputs, and of none but these."""
+
+    def loss(w, xs, n):
+        step = lambda h, x: ((y := through(h, w) + x), (y, 0.5 * y))
+        return jnp.sum(of(*lax.scan(step, jnp.zeros(3), xs, **options)[1], n))
+
+    return jax.grad(loss, wrt)
+
+
+BACK = {
+    "rows": lambda ys, zs, n: masked(ys, n) ** 2,
+    "by another number": lambda ys, zs, n: masked(ys, n) * 2 + masked(zs, n + 2) ** 2,
+    "one row": lambda ys, zs, n: ys[n] ** 2,
+    "some rows": lambda ys, zs, n: lax.dynamic_slice(ys, (n, 1), (2, 2)) ** 2,
+    "rows by numbers": lambda ys, zs, n: ys[jnp.array([0, 1, -1]) + n, 1] ** 2,
+    "filled out of range": lambda ys, zs, n: jnp.sin(
+        ys.at[n + jnp.arange(3)].get(mode="fill", fill_value=7.0)
+    ),
+    "one row and a mask": lambda ys, zs, n: masked(ys, 2).sum() ** 2 + ys[n] ** 2,
+    "negative": lambda ys, zs, n: -(masked(ys, n) ** 2),
+}
+
+
+@pytest.mark.parametrize("n", [-7, 0, 1, 3, 6, 100])
+@pytest.mark.parametrize("of", BACK.values(), ids=BACK)
+def test_rows_that_a_loop_back_reads(of, n):
+    """(8, 9, 10) It begins with the last row that the other loop has made."""
+    graph = alone(END, gradient(of), XS[0], XS, jnp.int32(n), fires=True)
+    assert loops(graph) == [While, While]
+
+
+def floats(ys, n):
+    """Which rows a mask of floats leaves is not looked for before the loop."""
+    return ys * jnp.where(jnp.arange(6.0) < n, 1.0, 0.0)[:, None]
+
+
+def outputs(w, xs):
+    return lax.scan(lambda h, x: (jnp.sin(h * w) + x,) * 2, jnp.zeros(3), xs)[1]
+
+
+def zeroed(xs, n):
+    return jnp.where(jnp.arange(len(xs))[:, None] < n, xs, jnp.zeros_like(xs))
+
+
+def of_products(ys, cotangents, like, **options):
+    """A loop back of products, which reads nothing but what was multiplied."""
+    made = lambda h: lax.scan(lambda h, y: (h * y,) * 2, h, ys, **options)[1]
+    return jax.linear_transpose(made, jnp.ones(like))(cotangents)
+
+
+def in_a_branch(w, xs, n):
+    ys, cotangents = outputs(w, xs), zeroed(xs, n)
+    return lax.cond(n > 2, lambda: of_products(ys, cotangents, 3), lambda: (w,))
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_loop_back_in_a_branch(n):
+    """It may be anywhere."""
+    alone(END, in_a_branch, XS[0], XS, jnp.int32(n), fires=True)
+
+
+def forward(w, xs, n):
+    """A loop that JAX did not make: zeros have a sign."""
+    step = lambda g, x: (jnp.where(x[0] == 0, g, x[1]), x[0])
+    return lax.scan(step, jnp.zeros(3), (-zeroed(xs, n), outputs(w, xs)), reverse=True)
+
+
+def of_a_reversed_loop(w, xs, n):
+    """The transpose of a loop in reverse ends with rows of zeros, and still changes cotangents."""
+    return of_products(outputs(w, xs), zeroed(xs, n), 3, reverse=True)
+
+
+def of_columns(w, xs, n):
+    return of_products(outputs(w, xs).T, zeroed(xs.T, n), 6)
+
+
+def of_sums(w, xs, n):
+    """Other rows of cotangents are not zeros."""
+    return of_products(outputs(w, xs), zeroed(xs, n) + 3.0 * xs, 3)
+
+
+def of_a_state(w, xs, n):
+    """What the loop back begins with, and adds to."""
+    ys = outputs(w, xs)
+    step = lambda c, x: ((c[0], c[1] * x + c[0].sum(0)), c[1])
+    made = lambda h, k: lax.scan(step, (h, k), xs)
+    return jax.linear_transpose(made, ys, w)(((ys, jnp.zeros(3)), zeroed(xs, n)))
+
+
+def carried(w, xs, n):
+    """Cotangents that do not begin as zeros."""
+
+    def loss(w):
+        step = lambda h, x: ((y := jnp.sin(h * w) + x), y)
+        h, ys = lax.scan(step, jnp.zeros(3), xs)
+        return masked(ys, n).sum() + h.sum()
+
+    return jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(forward, id="(8) no transpose"),
+        pytest.param(of_a_reversed_loop, id="(8) it runs forward"),
+        pytest.param(of_columns, id="(8) steps read columns"),
+        pytest.param(of_a_state, id="(8) steps read none"),
+        pytest.param(carried, id="(9) it begins with others"),
+        pytest.param(
+            gradient(lambda ys, zs, n: masked(ys, n).sum() + zs.sum()), id="(9) other cotangents"
+        ),
+        pytest.param(of_sums, id="(10) a sum with others"),
+        pytest.param(gradient(lambda ys, zs, n: floats(ys, n)), id="(10) a mask of floats"),
+        pytest.param(
+            gradient(lambda ys, zs, n: jnp.where(XS.sum(1)[:, None] < n, ys, 0.0)),
+            id="(10) numbers",
+        ),
+        pytest.param(
+            gradient(lambda ys, zs, n: masked(jnp.exp(ys), n)), id="(10) factors may be infinite"
+        ),
+        pytest.param(
+            gradient(lambda ys, zs, n: ys[jnp.argmax(lax.stop_gradient(zs[0]))]),
+            id="(10) a place that the loop makes",
+        ),
+    ],
+)
+def test_loops_back_that_may_read_all_rows(program):
+    alone(END, program, *ARGS, fires=False)
+
+
+def test_a_loop_back_that_runs_several_steps_at_once():
+    """(11) It stacks no rows, so that its steps are unrolled; the other one does."""
+    program = gradient(BACK["rows"], wrt=0, unroll=2)
+    check_refuses(END, program, *ARGS, because="the loop back asks to be unrolled")
+
+
+def pooled(w, xs, n):
+    """A mean of the outputs that are no padding."""
+    hs = lax.scan(lambda h, x: recurrent(w, h, x), jnp.zeros(64), xs)[1]
+    return jnp.tanh(jnp.where(jnp.arange(len(xs))[:, None] < n, hs, 0.0).sum(0) / n).sum()
+
+
+def last(w, xs, n):
+    """The last output that is none."""
+    return jnp.sum(lax.scan(lambda h, x: recurrent(w, h, x), jnp.zeros(64), xs)[1][n - 1] ** 2)
+
+
+@pytest.mark.parametrize("wrt", [0, (0, 1)])
+@pytest.mark.parametrize("f", [pooled, last])
+def test_gradients_of_padded_sequences(f, wrt):
+    args = jnp.eye(64) / 2, jnp.asarray(np.random.default_rng(1).normal(size=(40, 64)), jnp.float32)
+    with using(CostModel()):
+        for n in (1, 9, 39):
+            program = optimize(jax.grad(f, wrt))
+            assert_same(program, jax.grad(f, wrt), (*args, jnp.int32(n)), grad=False)
+        graph, _ = observe.optimized(jax.grad(f, wrt), (*args, jnp.int32(9)), {})
+    assert loops(graph) == [While, While]

@@ -111,7 +111,7 @@ def _selects(array: Value, axis: int | None, linear: bool) -> tuple[_Chosen, ...
     if not linear:
         return ()
     found = [
-        tuple(_zeros(operand, axis_of_operand(op, place, axis)))
+        tuple(zeros_of(operand, axis_of_operand(op, place, axis)))
         for place, operand in enumerate(op.operands[: _LINEAR.get(op.name, 0)])
         if _stays_zero(op, place)
     ]
@@ -121,7 +121,7 @@ def _selects(array: Value, axis: int | None, linear: bool) -> tuple[_Chosen, ...
     return tuple(islice(kept, limits.MASKS_OF_A_LOOP))
 
 
-def _zeros(array: Value, axis: int | None) -> Iterator[_Chosen]:
+def zeros_of(array: Value, axis: int | None) -> Iterator[_Chosen]:
     """The masks by which rows of cotangents are zeros."""
     for mask, at, (no, yes) in _selects(array, axis, True):
         zeros = 0 if no == 0 else None, 0 if yes == 0 else None
