@@ -15,7 +15,8 @@ After::
 A decoder takes the cache of each layer, or keys and values, out of one array, writes a position,
 and stacks the caches again: each step copies all of them. Sound when
 
-1. what is put together are all parts of one array, and has its type;
+1. what is put together are all parts of one array, and has its type: side by side, or as a sum of
+   each in zeros where the others are, up to the sign of zero;
 2. each part is read of it at a known place, in range, with its elements in their order;
 3. the parts follow each other along one axis, and have the same place along all others;
 4. where they are put together, as many elements come before that axis as in the array.
@@ -36,6 +37,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.windows.overwritten import may_be_early
 from jaxpr_opt.analysis.windows.put_parts import STACKING, Part, Parts, put_parts
 from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.cost.model import cost_model
@@ -59,6 +61,7 @@ class PutPartsBack(Pass[PutTogether]):
     name: ClassVar[str] = "put-parts-back"
     whole_arrays: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = STACKING
+    needs: ClassVar[frozenset[str]] = frozenset({"concatenate", "pad", "stack"})
 
     def find(self, op: Op) -> Iterator[PutTogether]:
         found = put_parts(op)  # (1), (2), (3), (4)
@@ -113,7 +116,7 @@ def _is_other(ops: set[Op | None], use: Use) -> bool:
 
 
 def _is_only_written(part: Part) -> bool:
-    """Whether no version of a part is read once the next is written."""
+    """Whether no version of a part is read once the next is written, or as well before."""
     version, made = part.read.op.result, set[Op]()
     for write in reversed(part.writes):
         chain = [version]
@@ -124,7 +127,8 @@ def _is_only_written(part: Part) -> bool:
             chain.append(value)
             (value,) = value.op.operands
         users = {user for each in chain for user in each.users} - made - {write.op}
-        if any(is_not_before(user, write.op) for user in users):
+        late = (user for user in users if is_not_before(user, write.op))
+        if not all(may_be_early(user, write.op) for user in late):
             return False
         version = write.op.result
     return True

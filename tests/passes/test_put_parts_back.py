@@ -7,9 +7,9 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.passes.windows.put_parts_back import PutPartsBack
-from jaxpr_opt.testing import check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_same_derivatives, check_refuses, check_rewrite
 from jaxpr_opt.testing.agreement import assert_close
-from tests.loops import alone, measured
+from tests.loops import alone, measured, memory
 
 BACK = PutPartsBack()
 TYPES = "f32[3,8,2]", "f32[1,2]", "i32[]"
@@ -180,6 +180,87 @@ def test_refused(because):
 
 def test_a_part_that_is_read_before_it_is_written_stays():
     check_refuses(BACK, _old_part, *TYPES, because="a part is read as it was", simplify=True)
+
+
+def stepping(step):
+    """A loop that carries an array of parts, and writes at places of the data."""
+
+    def program(c, places, xs):
+        return lax.scan(lambda c, ix: step(c, *ix), c, (places, xs))
+
+    return program
+
+
+def _late(c, i, x):
+    """What a part was is read after the next version is written, in the text of the step."""
+    a, b = c[:, 0], c[:, 1]
+    new = a.at[i].set(x)
+    old = a[i + 1] * b[i]
+    return jnp.stack([new, b.at[i].add(old)], 1), old
+
+
+def _added(c, i, x):
+    """The transpose of slices: each part in zeros where the others are."""
+    a, b = c[:2], c[2:5]
+    v = b[0, i]
+    first = lax.pad(a.at[1, i].set(x), 0.0, [(0, 4, 0), (0, 0, 0)])
+    second = lax.pad(b.at[i % 3, 2].set(2 * x), 0.0, [(2, 1, 0), (0, 0, 0)])
+    return lax.add(lax.add(second, first), lax.pad(c[5:], 0.0, [(5, 0, 0), (0, 0, 0)])), v
+
+
+STEPS = {"late": (_late, (24, 2)), "added": (_added, (6, 24))}
+
+
+@pytest.mark.parametrize(("step", "shape"), STEPS.values(), ids=STEPS)
+def test_parts_of_what_a_loop_carries(step, shape):
+    """(3) Old windows stay what they were; the buffer is updated in place."""
+    c = jnp.sin(jnp.arange(float(shape[0] * shape[1]))).reshape(shape)
+    places, xs = jnp.array([3, 0, 22, 7]), jnp.cos(jnp.arange(4.0))
+    program = stepping(step)
+    alone(BACK, program, c, places, xs, fires=True)
+    loss = lambda c, xs: sum(map(jnp.sum, map(jnp.sin, program(c, places, xs))))
+    assert_same_derivatives(loss, optimize(loss), c, xs)
+    assert_close(jax.jit(program)(c, places, xs), optimize(program)(c, places, xs))
+
+
+def test_a_buffer_of_two_columns_stays_in_place():
+    c, places, xs = jnp.ones((4000, 2)), jnp.arange(4), jnp.ones(4)
+    program = stepping(_late)
+    loss = lambda c: jnp.sum(program(c, places, xs)[1])
+    assert memory(optimize(program), c, places, xs) < 0.1 * c.nbytes
+    assert memory(optimize(jax.grad(loss)), c) < 1.1 * c.nbytes
+
+
+PADDED = {
+    "with a gap": [(0, 4, 0), (3, 1, 0), (5, 0, 0)],
+    "one over another": [(0, 4, 0), (1, 2, 0), (5, 0, 0)],
+    "not all": [(0, 5, 0), (2, 2, 0), (5, 1, 0)],
+    "numbers in between": [(0, 4, 0), (2, 1, 1), (5, 0, 0)],
+}
+
+
+@pytest.mark.parametrize("padding", PADDED.values(), ids=PADDED)
+def test_padded_parts_that_do_not_tile(padding):
+    """(3)"""
+
+    def step(c, i, x):
+        parts = c[:2].at[1, i].set(x), c[2:5], c[5:]
+        wide = [lax.pad(p, 0.0, [by, (0, 0, 0)]) for p, by in zip(parts, padding, strict=True)]
+        rows = min(each.shape[0] for each in wide)
+        total = sum(each[:rows] for each in wide[1:])
+        return jnp.pad(total + wide[0][:rows], ((0, 6 - min(rows, 6)), (0, 0)))[:6], x
+
+    alone(BACK, stepping(step), "f32[6,24]", "i32[3]", "f32[3]", fires=False)
+
+
+def test_parts_around_another_number():
+    """(3) Where the others are must be zeros."""
+    step = lambda c, i, x: (
+        lax.pad(c[:2].at[1, i].set(x), 1.0, [(0, 4, 0), (0, 0, 0)])
+        + lax.pad(c[2:], 0.0, [(2, 0, 0), (0, 0, 0)]),
+        x,
+    )
+    alone(BACK, stepping(step), "f32[6,24]", "i32[3]", "f32[3]", fires=False)
 
 
 @pytest.mark.slow

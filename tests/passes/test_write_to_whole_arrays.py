@@ -203,6 +203,25 @@ def test_it_is_refused(because):
     check_refuses(WHOLE, program, *types, because=because, simplify=True)
 
 
+def test_old_windows_that_are_read_late():
+    """(2) In a loop they may be read before the write; they are what they were."""
+
+    def program(a, places, xs):
+        def step(a, ix):
+            i, x = ix
+            old = a[1]
+            w = old.at[i].set(x)
+            read = lax.dynamic_index_in_dim(old, i, 0) + a[1, i] + a[0, i]
+            return a.at[1].set(w), jnp.sum(read)
+
+        return lax.scan(step, a, (places, xs))
+
+    a = jnp.arange(48.0).reshape(3, 8, 2)
+    args = a, jnp.array([3, 0, 7]), jnp.array([[9.0, 8.0], [7.0, 6.0], [5.0, 4.0]])
+    alone(WHOLE, program, *args, fires=True)
+    assert_close(jax.jit(program)(*args), optimize(program)(*args))
+
+
 def decoder(write, read, put_back, layers=2, steps=64, d=4):
     """Decoding with the caches of all layers in one array."""
 

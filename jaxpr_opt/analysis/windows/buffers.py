@@ -13,6 +13,7 @@ from jaxpr_opt.analysis.values.enclosing import is_differentiated
 from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.values.renaming import is_noop_cast, original
 from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.put_parts import is_put_back
 from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
 from jaxpr_opt.cost.fusion import is_fused, reduces
 from jaxpr_opt.cost.model import cost_model
@@ -142,14 +143,19 @@ def _is_next(loop: Scan | While, carry: Carry, position: int) -> bool:
 
 @remembered
 def is_updated_in(array: Value, loop: Scan | While) -> bool:
-    """Whether the loop carries the array, or carries it before some windows were written."""
+    """Whether the loop carries the array, or carries it before some windows were written; or it is
+    a part of one that is put together again.
+    """
     while (op := array.op) is not None and loop.body.contains(op.region):
         if isinstance(op, Scan | While):
             return any(array is carry.result for carry in op.carries)
         if isinstance(op, Cond):
             values = op.outcomes[op.results.index(array)].values
             return all(is_updated_in(value, loop) for value in values)
-        if op.name not in WRITES and not is_noop_cast(op) and not keeps_order(op):
+        is_write = op.name in WRITES or op.name in COMBINING
+        if op.name == "slice":
+            return is_put_back(op, loop)
+        if not (is_write or is_noop_cast(op) or keeps_order(op)):
             return False
         array = op.operands[0]
     return any(array is carry.param for carry in loop.carries)

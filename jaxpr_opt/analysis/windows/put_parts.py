@@ -6,13 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.bridge.parameters import dimension_of
+from jaxpr_opt.analysis.windows.window_primitives import WRITES
+from jaxpr_opt.bridge.parameters import dimension_of, padding_of
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.graph import Op, Region, Value
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+from jaxpr_opt.ir.traits import SUMS
 
-STACKING = frozenset({"concatenate", "stack"})
+STACKING = frozenset({"concatenate", "stack", *SUMS})
+"""What puts parts together: also a sum of them, each in zeros where the others are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,15 +56,75 @@ def put_parts(op: Op) -> Parts | None:
 
 def _stacked(op: Op, region: Region, levels: int) -> Parts | None:
     """The parts that an op puts together, maybe of parts that are put together."""
-    if op.name not in STACKING or op.region is not region or not levels:
+    side_by_side = pieces(op)
+    if side_by_side is None or op.region is not region or not levels:
         return None
+    values, axis = side_by_side
     parts: list[Parts] = []
-    for value in op.operands:
+    for value in values:
         found = _parts(value, region, levels - 1)
         if found is None or (parts and found.array is not parts[0].array):
             return None
         parts.append(found)
-    return _side_by_side(op, parts)
+    before = prod(values[0].shape[:axis])
+    return _side_by_side(parts, before)
+
+
+def pieces(op: Op) -> tuple[Sequence[Value], int] | None:
+    """What an op puts side by side, and along which axis; None if it does not."""
+    if op.name not in SUMS:
+        return (op.operands, dimension_of(op)) if op.name in STACKING else None
+    found: dict[int, tuple[int, Value]] = {}
+    axes, pending = set[int](), [*op.operands]
+    while pending:
+        put = pending.pop().op
+        if put is None or put.region is not op.region or len(found) > limits.WRITES_IN_A_ROW:
+            return None
+        if put.name in SUMS and len(put.result.uses) == 1:
+            pending += put.operands
+            continue
+        if put.name != "pad" or uniform(put.operands[1]) != 0:
+            return None
+        config = padding_of(put)
+        axes |= {d for d, each in enumerate(config) if each != (0, 0, 0)}
+        # Condition 3 of put-parts-back.
+        if len(axes) != 1 or any(min(each) < 0 or each[2] for each in config):
+            return None
+        (axis,) = axes
+        found[config[axis][0]] = axis, put.operands[0]
+    (axis,) = axes
+    starts, end = sorted(found), 0
+    for start in starts:
+        # Condition 3 of put-parts-back.
+        if start != end:
+            return None
+        end += found[start][1].shape[axis]
+    whole = end == op.result.shape[axis]
+    return ([found[start][1] for start in starts], axis) if whole else None
+
+
+def is_put_back(read: Op, loop: Scan | While) -> bool:
+    """Whether a part that a step reads of a carry is put together with others to the next one."""
+    nexts = [c.next for c in loop.carries if c.param is read.operands[0]]
+    after = nexts[0].op if nexts else None
+    side_by_side = None if after is None or after.region is not read.region else pieces(after)
+    if side_by_side is None or len(read.result.users) > limits.WRITES_IN_A_ROW:
+        return False
+    return any(_comes_from(value, read.result) for value in side_by_side[0])
+
+
+def _comes_from(value: Value, part: Value) -> bool:
+    """Whether a value is a part, after writes to it, and after additions."""
+    pending, seen = [value], {value}
+    for each in pending:
+        op = each.op
+        if each is part:
+            return True
+        if op is not None and (op.name in SUMS or op.name in WRITES or keeps_order(op)):
+            more = op.operands if op.name in SUMS else op.operands[:1]
+            pending += [v for v in more if v not in seen]
+            seen.update(more)
+    return False
 
 
 def _parts(value: Value, region: Region, levels: int) -> Parts | None:
@@ -108,7 +172,7 @@ def _known(read: Access) -> tuple[int, ...] | None:
     return tuple(start.offset for start in starts if start is not None)
 
 
-def _side_by_side(op: Op, parts: Sequence[Parts]) -> Parts | None:
+def _side_by_side(parts: Sequence[Parts], before: int) -> Parts | None:
     """The window that parts are together, if they follow each other along one axis of the array."""
     first, last = parts[0], parts[-1]
     moving = [a for a, (i, j) in enumerate(zip(first.starts, last.starts, strict=True)) if i != j]
@@ -123,7 +187,7 @@ def _side_by_side(op: Op, parts: Sequence[Parts]) -> Parts | None:
             return None
         at += each.sizes[axis]
     # Condition 4 of put-parts-back.
-    if prod(op.operands[0].shape[: dimension_of(op)]) != prod(first.sizes[:axis]):
+    if before != prod(first.sizes[:axis]):
         return None
     sizes = list(first.sizes)
     sizes[axis] = at - first.starts[axis]
