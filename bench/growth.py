@@ -63,8 +63,8 @@ LAST_EVENT = Powers(1, 1, 1, iteration=0)
 LAST_LOSS = Powers(1, 1, 1, iteration=1 if is_quick_if_small() else 0)
 """Where a small loop is one function, its steps are no branches."""
 
-IN_TURN = Powers(1, 1, 1, iteration=1 if is_quick_if_small() else None)
-"""Where XLA copies for branches, they are loops of at most one step."""
+IN_TURN = Powers(1, 0, 1, iteration=1 if is_quick_if_small() else None)
+"""Where XLA copies for branches, they are loops of at most one step; nothing is stored for them."""
 
 LONGEST_ROW = Powers(1, 1, 1, iteration=None if is_quick_if_small() else 0)
 """Where a small loop is one function, it ends with the longest row."""

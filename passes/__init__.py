@@ -52,6 +52,7 @@ from jaxpr_opt.passes.steps.split_flat_loops import SplitFlatLoops
 from jaxpr_opt.passes.steps.split_phases import SplitPhases
 from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
+from jaxpr_opt.passes.suppliers.join_branch_results import JoinBranchResults
 from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.suppliers.pack_truth_values import PackTruthValues
 from jaxpr_opt.passes.suppliers.recompute_segments import RecomputeSegments
@@ -59,6 +60,7 @@ from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
 from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
+from jaxpr_opt.passes.suppliers.split_branch_results import SplitBranchResults
 from jaxpr_opt.passes.suppliers.stack_choices import StackChoices
 from jaxpr_opt.passes.suppliers.stack_entering_rows import StackEnteringRows
 from jaxpr_opt.passes.suppliers.stack_narrow_integers import StackNarrowIntegers
@@ -135,8 +137,8 @@ WINDOWS = (
 )  # fmt: skip
 
 SUPPLIERS = (
-    StackChoices(), StackReadWindows(), NarrowResiduals(), ShareShiftedStacks(),
-    StackEnteringRows(), UndoCarriedWrites(),
+    StackChoices(), SplitBranchResults(), StackReadWindows(), NarrowResiduals(),
+    ShareShiftedStacks(), StackEnteringRows(), UndoCarriedWrites(),
 )  # fmt: skip
 FEWER_BYTES = (PackTruthValues(), StackNarrowIntegers())
 ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
@@ -173,7 +175,7 @@ STAGES = (
     # Steps that a loop by itself cannot tell to be skipped.
     (IsolateDroppedSteps(),),
     # Rows of skipped steps are unspecified by now.
-    (ReplaySegments(),),
+    (ReplaySegments(), JoinBranchResults()),
     # No later pass looks at stacks.
     (StackNeededRows(), MapStackedRows(), MakeStreamedRows(), *FEWER_BYTES),
     (IsolateSelectedWork(at_last=True), SkipUntakenBranches()),

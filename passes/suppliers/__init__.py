@@ -8,6 +8,8 @@ AD stacks them all.  Each pass here knows another source, and asks the cost mode
 `stack-needed-rows`          few steps make or read it: store the rows of those
 `stack-read-windows`         only a window of it is read: store the window
 `stack-choices`              one of some outer values: store which
+`split-branch-results`       another value in each branch: look at each by itself
+`join-branch-results`        results of different branches: store one
 `share-shifted-stacks`       the next step stores it anyway
 `stack-entering-rows`        a shift register holds what entered before: store what enters
 `pack-truth-values`          a truth value beside others: store bits of one number

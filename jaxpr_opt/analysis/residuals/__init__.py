@@ -18,6 +18,7 @@ what suppliers ask
 `packed_truths`                                   truth values as bits of numbers
 `narrow_integers`                                 integers that fit into fewer bytes
 `fewer_bytes`                                     whether that pays
+`branch_results`                                  what each branch of a cond gives its readers
 `kept_alive`                                      what is in memory no longer when they read
 what other passes ask
 `mapped_sums`                                     what to add up in place of linear maps of it
