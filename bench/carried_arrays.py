@@ -31,6 +31,7 @@ from examples import (
     ragged_writes,
     rollouts,
     sent_tokens,
+    spin_flips,
 )
 from examples import carried_slices as slices
 from examples import rare_lookups as rare
@@ -257,6 +258,10 @@ FAMILIES = [
         one_by_one.booked_by_hand,
         one_by_one.events,
         8192,
+    ),
+    Family("spin flips", spin_flips.flipped, spin_flips.flipped_by_hand, spin_flips.grid, 8192),
+    Family(
+        "columns of a state", spin_flips.struck, spin_flips.struck_by_hand, spin_flips.pushed, 8192
     ),
     Family(
         "rows of all pairs",

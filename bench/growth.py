@@ -95,6 +95,8 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
     "tables, one row a step": (COPIES, LINEAR),
     "accounts": (COPIES, IN_TURN),
+    "spin flips": (COPIES, LINEAR),
+    "columns of a state": (COPIES, LINEAR),
     "rows of all pairs": (Powers(2, 1, 2), LINEAR),
     "rows of a kernel": (QUADRATIC, LINEAR),
     "losses of few steps": (LINEAR, Powers(1, 1, 1, iteration=0)),
