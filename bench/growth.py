@@ -66,6 +66,9 @@ LAST_LOSS = Powers(1, 1, 1, iteration=1 if is_quick_if_small() else 0)
 IN_TURN = Powers(1, 0, 1, iteration=1 if is_quick_if_small() else None)
 """Where XLA copies for branches, they are loops of at most one step; nothing is stored for them."""
 
+FLIPS = Powers(1, 1, 1, iteration=0 if is_quick_if_small() else None)
+"""Where a small loop is one function, the loop back begins where a spin was flipped."""
+
 LONGEST_ROW = Powers(1, 1, 1, iteration=None if is_quick_if_small() else 0)
 """Where a small loop is one function, it ends with the longest row."""
 
@@ -95,7 +98,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "embeddings, trained": (FORWARD_COPIES, FORWARD),
     "tables, one row a step": (COPIES, LINEAR),
     "accounts": (COPIES, IN_TURN),
-    "spin flips": (COPIES, LINEAR),
+    "spin flips": (COPIES, FLIPS),
     "columns of a state": (COPIES, LINEAR),
     "rows of all pairs": (Powers(2, 1, 2), LINEAR),
     "rows of a kernel": (QUADRATIC, LINEAR),

@@ -235,3 +235,18 @@ def test_the_buffer_stays_in_place():
     loss = lambda c, xs: jnp.sum(program(c, places, xs)[1])
     for each in (loss, jax.grad(loss)):
         assert memory(optimize(each), c, xs) < 1.2 * c.nbytes
+
+
+def test_a_buffer_that_has_been_written_to():
+    """What was written in the step is a version of the buffer, too."""
+
+    def program(c, places, xs):
+        def step(c, ix):
+            i, x = ix
+            c = c.at[i].add(x)
+            v = read(c[:, 1:], i + 1, 0, sizes=(1, 2))
+            return c.at[i - 1, 0].set(jnp.sum(v)), v
+
+        return lax.scan(step, c, (places, xs))
+
+    alone(READ, program, "f32[24,4]", "i32[5]", "f32[5]", fires=True)

@@ -1,6 +1,8 @@
 """A step that reads a carried buffer and then overwrites it does not copy it."""
 # ruff: noqa: E501 - the parameters of a scatter
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -357,6 +359,18 @@ def test_a_read_that_a_branch_uses():
         return write(c, y, j), x
 
     alone(BARRED, stepping(step), *PLACES, fires=True)
+
+
+def test_a_buffer_that_a_branch_writes_to():
+    """(1) Both branches hand on the same buffer."""
+
+    def step(c, i, j, taken=write, otherwise=lambda c, x, j: c):
+        d = lax.cond(i > 1, lambda: taken(c, jnp.ones(2), i), lambda: otherwise(c, jnp.ones(2), j))
+        return write(d, jnp.sin(read(d, i)), j), read(d, i)
+
+    alone(BARRED, stepping(step), *PLACES, fires=True)
+    other = partial(step, otherwise=lambda c, x, j: c[::-1])
+    alone(BARRED, stepping(other), *PLACES, fires=False)
 
 
 def test_a_buffer_that_is_replaced():

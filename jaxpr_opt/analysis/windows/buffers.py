@@ -189,6 +189,10 @@ def becomes(earlier: Value, later: Value) -> bool:
             continue
         if op.name == BARRIER:
             made_of = [op.operands[version.position]]
+        elif isinstance(op, Cond):
+            values = op.outcomes[op.results.index(version)].values
+            before = {_before_branch(value) for value in values}
+            made_of = [v for v in before if v is not None] if len(before) == 1 else []
         elif isinstance(op, Scan | While):
             inner = (carry for carry in op.carries if carry.result is version)
             made_of = [c.init for c in inner if becomes(c.param, c.next)]
@@ -205,6 +209,16 @@ def becomes(earlier: Value, later: Value) -> bool:
         pending += [v for v in made_of if v not in seen]
         seen.update(made_of)
     return is_found
+
+
+def _before_branch(value: Value) -> Value | None:
+    """The array of which a branch makes a value by writes; None if it is another one."""
+    branch = value.region
+    while (op := value.op) is not None and op.region is branch:
+        if not (op.name in WRITES or op.name in COMBINING or keeps_order(op)):
+            return None
+        value = op.operands[0]
+    return value
 
 
 def _is_rearranged(array: Value, value: Value) -> bool:
