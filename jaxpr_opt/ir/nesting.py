@@ -70,10 +70,12 @@ def dominates(value: Value, op: Op) -> bool:
 
 
 def is_not_before(op: Op, spot: Op) -> bool:
-    """Whether an op, or one that it is in, is another op or comes after it in its region."""
-    region = spot.region
-    while op.region is not region:
-        assert op.parent is not None
-        op = op.parent
-    assert region is not None
-    return region.order(op) >= region.order(spot)
+    """Whether an op, or one that it is in, may run after another has begun: that is in a region
+    with it, or in one around.
+    """
+    for at in with_parents(spot):
+        region = at.region
+        around = None if region is None else region.ancestor(op)
+        if region is not None and around is not None:
+            return region.order(around) >= region.order(at)
+    return True

@@ -1,5 +1,7 @@
 """Parts of an array that are written to and put together again are put back into it."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -286,3 +288,16 @@ def test_a_decoder_writes_its_caches_in_place():
     given, used = measured(fast, *arguments)
     assert_close(given, wanted)
     assert used < usual / 4
+
+
+def test_an_array_that_is_read_outside_of_the_branch():
+    """It is needed as it was after the branch, but not before it."""
+
+    def program(a, v, t, after):
+        before = jnp.sum(a[1])
+        whole = lambda: jnp.stack([put(a[0], v, t), a[1], a[2]])
+        made = lax.cond(t > 1, whole, lambda: jnp.zeros_like(a))
+        return made, jnp.sum(a) if after else before
+
+    alone(BACK, partial(program, after=False), *TYPES, fires=True)
+    alone(BACK, partial(program, after=True), *TYPES, fires=False)
