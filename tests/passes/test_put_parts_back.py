@@ -255,6 +255,17 @@ def test_padded_parts_that_do_not_tile(padding):
     alone(BACK, stepping(step), "f32[6,24]", "i32[3]", "f32[3]", fires=False)
 
 
+def test_a_part_that_is_added_twice():
+    """(3) They are no parts side by side."""
+
+    def step(c, i, x):
+        first = lax.pad(c[:2].at[1, i].set(x), 0.0, [(0, 4, 0), (0, 0, 0)])
+        again = lax.pad(jnp.full((2, 24), x), 0.0, [(0, 4, 0), (0, 0, 0)])
+        return (first + again) + lax.pad(c[2:], 0.0, [(2, 0, 0), (0, 0, 0)]), x
+
+    alone(BACK, stepping(step), "f32[6,24]", "i32[3]", "f32[3]", fires=False)
+
+
 def test_parts_around_another_number():
     """(3) Where the others are must be zeros."""
     step = lambda c, i, x: (

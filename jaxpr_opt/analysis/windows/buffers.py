@@ -191,7 +191,7 @@ def becomes(earlier: Value, later: Value) -> bool:
             made_of = [op.operands[version.position]]
         elif isinstance(op, Cond):
             values = op.outcomes[op.results.index(version)].values
-            before = {_before_branch(value) for value in values}
+            before = {_at_first(v, branch) for v, branch in zip(values, op.regions, strict=True)}
             made_of = [v for v in before if v is not None] if len(before) == 1 else []
         elif isinstance(op, Scan | While):
             inner = (carry for carry in op.carries if carry.result is version)
@@ -211,9 +211,8 @@ def becomes(earlier: Value, later: Value) -> bool:
     return is_found
 
 
-def _before_branch(value: Value) -> Value | None:
+def _at_first(value: Value, branch: Region) -> Value | None:
     """The array of which a branch makes a value by writes; None if it is another one."""
-    branch = value.region
     while (op := value.op) is not None and op.region is branch:
         if not (op.name in WRITES or op.name in COMBINING or keeps_order(op)):
             return None

@@ -74,7 +74,7 @@ def pieces(op: Op) -> tuple[Sequence[Value], int] | None:
     """What an op puts side by side, and along which axis; None if it does not."""
     if op.name not in SUMS:
         return (op.operands, dimension_of(op)) if op.name in STACKING else None
-    found: dict[int, tuple[int, Value]] = {}
+    found: list[tuple[int, Value]] = []
     axes, pending = set[int](), [*op.operands]
     while pending:
         put = pending.pop().op
@@ -91,16 +91,16 @@ def pieces(op: Op) -> tuple[Sequence[Value], int] | None:
         if len(axes) != 1 or any(min(each) < 0 or each[2] for each in config):
             return None
         (axis,) = axes
-        found[config[axis][0]] = axis, put.operands[0]
+        found.append((config[axis][0], put.operands[0]))
     (axis,) = axes
-    starts, end = sorted(found), 0
-    for start in starts:
+    found.sort(key=lambda each: each[0])
+    end = 0
+    for start, part in found:
         # Condition 3 of put-parts-back.
         if start != end:
             return None
-        end += found[start][1].shape[axis]
-    whole = end == op.result.shape[axis]
-    return ([found[start][1] for start in starts], axis) if whole else None
+        end += part.shape[axis]
+    return ([part for _, part in found], axis) if end == op.result.shape[axis] else None
 
 
 def is_put_back(read: Op, loop: Scan | While) -> bool:
