@@ -19,6 +19,7 @@ from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.values.rounding import is_discontinuous, rounded
 from jaxpr_opt.analysis.windows.window_primitives import windows_read
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
@@ -110,19 +111,30 @@ def _is_of_pairs(op: Op) -> bool:
 
 def _repeats_numbers(op: Op) -> bool:
     """Whether an op computes with each number of a row of one array and one number for the row, as
-    in ``x + t[:, None] * d``.
+    in ``x + t[:, None] * d``; not with one row for all, as in ``x - y[None]``.
     """
     made = op.results[0]
     if is_broadcast(op) or op.name == "select_n":
         return False
-    sizes = [_repeated(v).size for v in op.operands]
-    return any(1 < size <= made.size // made.shape[-1] for size in sizes) and made.size in sizes
+    numbers = [v for v in op.operands if _is_one_a_row(v, made)]
+    sizes = [v.op.operands[0].size if _is_spread(v) and v.op else v.size for v in op.operands]
+    return bool(numbers) and made.size in sizes
 
 
-def _repeated(value: Value) -> Value:
-    """What a value repeats, if it repeats anything."""
-    op = value.op
-    return next(iter(op.operands), value) if op is not None and is_broadcast(op) else value
+def _is_one_a_row(value: Value, made: Value) -> bool:
+    """Whether a value has one number for each row of what is made of it, repeated along the row."""
+    if value.shape[-1:] == (1,):
+        return 1 < value.size < made.size
+    if value.op is None or not _is_spread(value):
+        return False
+    (source,), last = value.op.operands, len(value.shape) - 1
+    dims = broadcast_dimensions_of(value.op)
+    is_along = last in dims and source.shape[dims.index(last)] > 1
+    return source.size > 1 and not is_along
+
+
+def _is_spread(value: Value) -> bool:
+    return value.op is not None and value.op.name == "broadcast_in_dim" and bool(value.op.operands)
 
 
 def _repeats_rows(value: Value, made: Value) -> bool:
