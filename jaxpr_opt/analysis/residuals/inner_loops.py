@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jaxpr_opt.analysis.residuals.cuts import Cut, Residual, cut, hidden, outermost, residuals
 from jaxpr_opt.analysis.residuals.replays import may_skip_others
 from jaxpr_opt.analysis.residuals.stack_consumers import paired, routes
-from jaxpr_opt.analysis.steps.questions import steps_a_question
+from jaxpr_opt.analysis.steps.questions import is_asked_for_sure
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, has_branch
 from jaxpr_opt.analysis.values.rounding import is_discontinuous
 from jaxpr_opt.cost.model import cost_model
@@ -124,4 +124,4 @@ def seconds(loop: Scan, made: Cut) -> float:
 def _is_stopped(loop: Scan) -> bool:
     """Whether a loop that skips is left early: a branch says so, or asking is worth it."""
     skip = find_skip(loop)
-    return skip is not None and (has_branch(skip) or steps_a_question(loop, skip) is not None)
+    return skip is not None and (has_branch(skip) or is_asked_for_sure(loop, skip))

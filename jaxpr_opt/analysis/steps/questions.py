@@ -37,6 +37,16 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
     return steps_asked_at_once(scan, wanted)
 
 
+def is_asked_for_sure(scan: Scan, skip: Skip) -> bool:
+    """Whether a loop asks whether to go on, though maybe all of its steps are taken, and then costs
+    no more for it: not a batch of steps so cheap that several are taken before each question.
+    """
+    model = cost_model()
+    if model.is_worth_a_question(scan.body) or model.asks_the_host:
+        return steps_a_question(scan, skip) is not None
+    return model.asks_in_no_time(scan, skip.predicate) and steps_asked_at_once(scan) is not None
+
+
 def _steps_a_test(scan: Scan, skip: Skip) -> int | None:
     """The same in a loop that is one function, where each element of a predicate is tested."""
     model = cost_model()
