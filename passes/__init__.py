@@ -117,25 +117,21 @@ CLEANUP = (
     OpenCheckpoints(), ResolveKnownPredicates(), CarryTruthValues(), Simplify(), FoldConstants(),
     RemoveIdleMoves(), EliminateDeadCode(), MergeCommonSubexpressions(),
 )  # fmt: skip
-
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
 
 WINDOWS = (
-    TakeArraysApart(), SliceSplitArrays(), SplitFlatLoops(),
-    ShareBatchedTables(), ShareBatchedFactors(),
-    ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(), MultiplyRepeatedRows(),
-    JoinConsecutiveRows(), ForwardKnownStacks(), RecognizeOneHot(), ReadOneHotRows(),
-    AddOneHotRows(), WriteWhereMasked(),
-    ForwardRepeatedRows(), ExpandCombiningScatters(), ForwardWrittenWindows(),
-    SinkSelectIntoUpdate(), JoinSelectedParts(), AddInBranches(), WriteAfterBranches(),
-    WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(), WriteRowsTogether(), CarryAsWritten(),
-    NarrowReads(), ComputeReadRows(), ReadBeforeMoving(), MapBeforeReading(), AddBeforeMapping(),
-    CarryMappedRows(), TakeTopK(),
-    CarryLastRows(), CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(),
-    AccumulateSparseCotangents(), NarrowCarriedArrays(),
-    TraceBackRows(), ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),
+    TakeArraysApart(), SliceSplitArrays(), SplitFlatLoops(), ShareBatchedTables(),
+    ShareBatchedFactors(), ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(),
+    MultiplyRepeatedRows(), JoinConsecutiveRows(), ForwardKnownStacks(), RecognizeOneHot(),
+    ReadOneHotRows(), AddOneHotRows(), WriteWhereMasked(), ForwardRepeatedRows(),
+    ExpandCombiningScatters(), ForwardWrittenWindows(), SinkSelectIntoUpdate(), JoinSelectedParts(),
+    AddInBranches(), WriteAfterBranches(), WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(),
+    WriteRowsTogether(), CarryAsWritten(), NarrowReads(), ComputeReadRows(), ReadBeforeMoving(),
+    MapBeforeReading(), AddBeforeMapping(), CarryMappedRows(), TakeTopK(), CarryLastRows(),
+    CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(),
+    AccumulateSparseCotangents(), NarrowCarriedArrays(), TraceBackRows(), ShiftInPlace(),
+    StackCarriedUpdates(), SliceKnownWindows(),
 )  # fmt: skip
-
 SUPPLIERS = (
     StackChoices(), SplitBranchResults(), StackReadWindows(), NarrowResiduals(),
     ShareShiftedStacks(), StackEnteringRows(), UndoCarriedWrites(),
@@ -144,9 +140,7 @@ FEWER_BYTES = (PackTruthValues(), StackNarrowIntegers())
 ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 
-REASSOCIATING = (
-    MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all")
-)  # fmt: skip
+REASSOCIATING = (MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all"))
 """What runs only under `optimize(reassociate=True)`."""
 
 STAGES = (
