@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jaxpr_opt.analysis.residuals.cuts import Cut, available, hidden, outermost
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, paired, routes
 from jaxpr_opt.builders.fences import from_memory
-from jaxpr_opt.builders.residual_transfer import carried_along, counterpart, drop_unread, stacked
+from jaxpr_opt.builders.residual_transfer import carried_along, counterpart, drop_stacks, stacked
 from jaxpr_opt.ir.dataflow import inputs, reads
 from jaxpr_opt.ir.devices import is_partly_manual
 from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Scan, Value
@@ -23,9 +23,7 @@ def make_cut(scan: Scan, cut: Cut, rw: Rewriter) -> None:
             by_route.setdefault(route, []).append((row, value))
     for route, read in by_route.items():
         _replay(route, read, scan, cut, rows, rw)
-    gone = {stack.result for stack, _ in cut.residuals}
-    drop_unread(gone, by_route, rw)
-    rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
+    drop_stacks(scan, [stack for stack, _ in cut.residuals], by_route, rw)
 
 
 def _store(scan: Scan, cut: Cut, rw: Rewriter) -> dict[Value, Value]:

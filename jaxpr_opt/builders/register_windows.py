@@ -12,7 +12,7 @@ from jax import lax
 from jaxpr_opt.analysis.residuals.register_stacks import RegisterReader, State
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Stacked
 from jaxpr_opt.bridge.slicing import read_window
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
+from jaxpr_opt.builders.residual_transfer import carried_along, drop_stacks, stacked
 from jaxpr_opt.builders.step_numbers import number_of
 from jaxpr_opt.ir.graph import Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -39,8 +39,7 @@ def read_windows(
         window = rw.typed(partial(_window, state), row.aval, rows, at, before=first)
         window.name = row.name
         rw.replace(row, window)
-    drop_unread({stack.result}, ways, rw)
-    rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
+    drop_stacks(scan, [stack], ways, rw)
 
 
 def _enters_late(state: State) -> bool:

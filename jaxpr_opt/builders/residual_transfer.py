@@ -1,17 +1,27 @@
-"""What one loop stacks for another: stack a value, carry rows to readers, drop what is unread."""
+"""What one loop stacks for another: stack a value, carry rows to readers, drop stacks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.residuals.stack_consumers import Pairs, Route, Rows, SplitAxis, Stacked
+from jaxpr_opt.analysis.residuals.stack_consumers import (
+    Pairs,
+    Route,
+    Rows,
+    SplitAxis,
+    Stacked,
+    routes,
+)
 from jaxpr_opt.analysis.values.constants import strong
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter
+
+Back = Callable[..., jax.Array]
+"""What makes a row of one that is stored in its place."""
 
 
 def stack_of_rows(scan: Scan, scalars: Iterable[Value], rw: Rewriter) -> Stack:
@@ -32,8 +42,19 @@ def send(scan: Scan, stack: Stack, made: Sequence[tuple[Op, Value, Route]], rw: 
     for op, value, route in made:
         rw.replace(op.result, carried_along(stacked(value, scan, rw), route, rw))
         rw.erase(op)
-    drop_unread({stack.result}, [route for _, _, route in made], rw)
-    rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
+    drop_stacks(scan, [stack], [route for _, _, route in made], rw)
+
+
+def restack(scan: Scan, instead: Mapping[Stack, tuple[Value, Back]], rw: Rewriter) -> None:
+    """Read, in place of each row of a stack, what a function makes of that of another array, which
+    has a row for each step.
+    """
+    ways = []
+    for stack, (array, back) in instead.items():
+        for route, row in routes(stack.result, nests=True) or ():
+            read_instead(row, back, carried_along(array, route, rw), rw)
+            ways.append(route)
+    drop_stacks(scan, instead, ways, rw)
 
 
 def carried_along(array: Value, route: Route, rw: Rewriter) -> Value:
@@ -49,7 +70,7 @@ def carried_along(array: Value, route: Route, rw: Rewriter) -> Value:
     return array
 
 
-def read_instead(row: Value, fun: Callable[..., jax.Array], other: Value, rw: Rewriter) -> None:
+def read_instead(row: Value, fun: Back, other: Value, rw: Rewriter) -> None:
     """Read what a function makes of another row, in each region that reads one."""
     for region in {use.op.region: None for use in row.uses}:
         assert region is not None
@@ -100,8 +121,10 @@ def _split(sizes: tuple[int, ...], lead: int, x: jax.Array) -> jax.Array:
     return lax.reshape(x, (*sizes, *x.shape[lead:]))
 
 
-def drop_unread(gone: set[Value], ways: Iterable[Route], rw: Rewriter) -> None:
-    """Remove residuals from loops that no longer read them, the innermost loop first."""
+def drop_stacks(scan: Scan, stacks: Iterable[Stack], ways: Iterable[Route], rw: Rewriter) -> None:
+    """Remove stacks of a loop, and first what carried their rows to loops that no longer read them,
+    the innermost loop first.
+    """
     for route in ways:
         for hop in reversed(route):
             if isinstance(hop, Rows):
@@ -110,4 +133,6 @@ def drop_unread(gone: set[Value], ways: Iterable[Route], rw: Rewriter) -> None:
                 rw.set_scan(hop.scan, stacks=[s for s in hop.scan.stacks if s.result.uses])
             elif not hop.op.result.uses and hop.op.region is not None:
                 rw.erase(hop.op)
+    gone = {stack.result for stack in stacks}
     assert not any(value.uses for value in gone)
+    rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])

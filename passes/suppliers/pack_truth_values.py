@@ -52,8 +52,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.analysis.residuals.packed_truths import packable, why_apart
-from jaxpr_opt.analysis.residuals.stack_consumers import routes
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, read_instead, stacked
+from jaxpr_opt.builders.residual_transfer import restack, stacked
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Stack
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -86,16 +85,10 @@ class PackTruthValues(Pass[TruthValues]):
         return why_apart(match.stacks)
 
     def rewrite(self, match: TruthValues, rw: Rewriter) -> None:
-        scan, gone = match.op, {stack.result for stack in match.stacks}
-        values = [stack.value for stack in match.stacks]
+        scan, values = match.op, [stack.value for stack in match.stacks]
         numbers = stacked(rw.insert(_packed, *values, before=scan.body.terminator), scan, rw)
-        ways = []
-        for bit, stack in enumerate(match.stacks):
-            for route, row in routes(stack.result, nests=True) or ():
-                read_instead(row, partial(_truth, bit), carried_along(numbers, route, rw), rw)
-                ways.append(route)
-        drop_unread(gone, ways, rw)
-        rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
+        bits = ((stack, partial(_truth, bit)) for bit, stack in enumerate(match.stacks))
+        restack(scan, {stack: (numbers, back) for stack, back in bits}, rw)
 
 
 def _packed(*truths: jax.Array) -> jax.Array:

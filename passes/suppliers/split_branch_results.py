@@ -51,7 +51,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.analysis.residuals.branch_results import Shared, costs_nothing, shared_results
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
+from jaxpr_opt.builders.residual_transfer import carried_along, drop_stacks, stacked
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Cond, Op, Outcome, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -91,9 +91,7 @@ class SplitBranchResults(Pass[SharedResults]):
         return "all that branches give must be stored"
 
     def rewrite(self, match: SharedResults, rw: Rewriter) -> None:
-        scan, cond = match.op, match.cond
-        gone = {each.stack.result for each in match.shared}
-        ways = []
+        scan, cond, ways = match.op, match.cond, []
         for each in match.shared:
             rows = {
                 number: stacked(_given_by(number, each.outcome, cond, rw), scan, rw)
@@ -103,8 +101,7 @@ class SplitBranchResults(Pass[SharedResults]):
                 own = carried_along(rows[number], route, rw)
                 rw.replace(row, own, where=branch.reads)
                 ways.append(route)
-        drop_unread(gone, ways, rw)
-        rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
+        drop_stacks(scan, [each.stack for each in match.shared], ways, rw)
         results = {each.outcome.result for each in match.shared}
         rw.set_cond(cond, [o for o in cond.outcomes if o.result not in results])
 

@@ -47,8 +47,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.residuals.fewer_bytes import why_stored_whole
 from jaxpr_opt.analysis.residuals.narrow_integers import narrow_bytes, narrowed
-from jaxpr_opt.analysis.residuals.stack_consumers import routes
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, read_instead, stacked
+from jaxpr_opt.builders.residual_transfer import restack, stacked
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Stack
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -85,15 +84,10 @@ class StackNarrowIntegers(Pass[SmallIntegers]):
         return why_stored_whole(saved, match.stacks)
 
     def rewrite(self, match: SmallIntegers, rw: Rewriter) -> None:
-        scan, ways = match.op, []
+        scan, instead = match.op, {}
         for stack, dtype in match.stacks.items():
             back = partial(lax.convert_element_type, new_dtype=stack.value.dtype)
             narrow = partial(lax.convert_element_type, new_dtype=dtype)
             made = rw.insert(narrow, stack.value, before=scan.body.terminator)
-            numbers = stacked(made, scan, rw)
-            for route, row in routes(stack.result, nests=True) or ():
-                read_instead(row, back, carried_along(numbers, route, rw), rw)
-                ways.append(route)
-        gone = {stack.result for stack in match.stacks}
-        drop_unread(gone, ways, rw)
-        rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result not in gone])
+            instead[stack] = stacked(made, scan, rw), back
+        restack(scan, instead, rw)

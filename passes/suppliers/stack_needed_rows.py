@@ -62,7 +62,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.step_numbers import Numbers, numbers_at
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.slicing import read_row, write_row
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread
+from jaxpr_opt.builders.residual_transfer import carried_along, drop_stacks
 from jaxpr_opt.builders.step_numbers import numbered
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -126,8 +126,7 @@ class StackNeededRows(Pass[Needed]):
         for op, part in rows.picks:
             rw.replace(op.result, _picked(op, array, part, rw))
             rw.erase_unread(op)
-        drop_unread({stack.result}, [way for way, *_ in rows.reads], rw)
-        rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not stack.result])
+        drop_stacks(scan, [stack], [way for way, *_ in rows.reads], rw)
 
 
 def _picked(op: Op, array: Value, rows: Numbers, rw: Rewriter) -> Value:

@@ -67,7 +67,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.residuals.versions import Versions, stacked_versions
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places, replaced
-from jaxpr_opt.builders.residual_transfer import drop_unread
+from jaxpr_opt.builders.residual_transfer import drop_stacks
 from jaxpr_opt.builders.undone_writes import walk_back
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Value
@@ -112,8 +112,7 @@ class UndoCarriedWrites(Pass[StackedVersions]):
         kept = [_keep(write, versions, outermost, rw) for write in versions.writes]
         for walk in walks:
             walk_back(versions, walk, kept, rw)
-        drop_unread({s.result for s in versions.stacks}, [walk.route for walk in walks], rw)
-        rw.set_scan(scan, stacks=[s for s in scan.stacks if s not in versions.stacks])
+        drop_stacks(scan, versions.stacks, [walk.route for walk in walks], rw)
 
 
 def _keep(write: Op, versions: Versions, outermost: Scan, rw: Rewriter) -> Value:

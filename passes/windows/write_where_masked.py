@@ -43,7 +43,7 @@ from jaxpr_opt.analysis.residuals.stack_consumers import Route, routes
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places, written
 from jaxpr_opt.analysis.windows.written_masks import WrittenMask, written_mask
-from jaxpr_opt.builders.residual_transfer import carried_along, drop_unread, stacked
+from jaxpr_opt.builders.residual_transfer import carried_along, drop_stacks, stacked
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Constant, Op, Scan, Stack, Value
@@ -107,8 +107,7 @@ class WriteWhereMasked(Pass[Masked]):
             rw.erase(select)
         if match.stack is not None:
             assert isinstance(scan, Scan)
-            drop_unread({match.stack.result}, [way for _, way in match.selects], rw)
-            rw.set_scan(scan, stacks=[s for s in scan.stacks if s.result is not match.stack.result])
+            drop_stacks(scan, [match.stack], [way for _, way in match.selects], rw)
 
 
 def _sent(index: Value, scan: Scan, route: Route, rw: Rewriter) -> Value:
