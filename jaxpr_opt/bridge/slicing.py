@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -71,6 +72,17 @@ def in_range(places: jax.Array, last: int) -> jax.Array:
         places = lax.convert_element_type(places, np.int32)
     low, high = (np.asarray(n, places.dtype) for n in (0, last))
     return lax.convert_element_type(lax.clamp(low, places, high), np.int32)
+
+
+def shifted(window: jax.Array, by: jax.Array, size: int, axis: int, number: Any) -> jax.Array:
+    """So many elements along an axis, of which element `k` is element ``k + by`` of a window, or a
+    number where it has none.
+    """
+    if window.shape[axis] == size == 1:
+        return jnp.where(by == 0, window, number)
+    around = [(size, size, 0) if d == axis else (0, 0, 0) for d in range(window.ndim)]
+    first = in_range(by + np.int32(size), window.shape[axis] + size)
+    return read_run(lax.pad(window, number, around), first, size, axis)
 
 
 def rows_at(array: jax.Array, places: jax.Array, axis: int) -> jax.Array:

@@ -312,7 +312,7 @@ def _is_carried_along(skip: Skip, every: int) -> bool:
     if every > 1 and not model.asks_the_host:  # carrying it slows down a loop that is one function
         return False
     saved = len({*skip.predicate.users} - {*skip.slice}) - 1 + 1 / every
-    return cost_model().is_worth_carrying(skip.predicate, skip.slice, saved)
+    return model.is_worth_carrying(skip.predicate, skip.slice, saved)
 
 
 def _predicate_after(carries: Sequence[Value], skip: Skip, before: Op, rw: Rewriter) -> Value:

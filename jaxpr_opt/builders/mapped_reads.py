@@ -16,6 +16,7 @@ from jaxpr_opt.analysis.windows.read_rows import AxesOfPart
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     fill_value_of,
+    fills,
     has_unique_indices,
     mode_of,
     numbers_of,
@@ -137,7 +138,7 @@ def _table(read: Op, shape: tuple[int, ...], table: jax.Array) -> jax.Array:
     numbers = numbers_of(read)
     (axis,) = numbers.start_index_map
     window = [a for a in range(table.ndim) if a != axis]
-    if mode_of(read) == lax.GatherScatterMode.FILL_OR_DROP:
+    if fills(read):
         count = table.shape[axis] + 1
         table = lax.gather(
             table,

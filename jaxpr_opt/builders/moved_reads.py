@@ -24,7 +24,7 @@ from jaxpr_opt.bridge.parameters import (
     sizes_of,
     starts_of,
 )
-from jaxpr_opt.bridge.slicing import in_range, read_window
+from jaxpr_opt.bridge.slicing import in_range, read_window, shifted
 from jaxpr_opt.ir.graph import Value
 
 Starts = list[Any]
@@ -181,17 +181,11 @@ def _around(
         within[d] = min(sizes[d], array.shape[d])
         at[d] = _nearest(starts[d], array.shape[d] - within[d])
     window = array.window(at, within)
-    single = [d for d in axes if sizes[d] == 1]
-    for d in single:
-        window = jnp.where(starts[d] == at[d], window, number)
-    moved: Starts = [0] * len(sizes)
-    for d in axes:
-        if d not in single:
-            around[d] = sizes[d], sizes[d], 0
-            moved[d] = _nearest(starts[d] - at[d] + sizes[d], within[d] + sizes[d])
     if any(map(any, around)):
         window = lax.pad(window, number, around)
-    return window if window.shape == tuple(sizes) else read_window(window, moved, sizes)
+    for d in axes:
+        window = shifted(window, starts[d] - at[d], sizes[d], d, number)
+    return window
 
 
 def _of_concatenate(found: MovedRead, arrays: Arrays, starts: Starts) -> jax.Array:

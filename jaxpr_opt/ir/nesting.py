@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from jaxpr_opt.ir.graph import Call, Constant, Graph, Op, Phase, Region, Scan, Value, While
+from jaxpr_opt.ir.graph import Call, Cond, Constant, Graph, Op, Phase, Region, Scan, Value, While
 
 
 def with_parents(op: Op | None) -> Iterator[Op]:
@@ -69,13 +69,17 @@ def dominates(value: Value, op: Op) -> bool:
     return producer is None or home.order(producer) < home.order(ancestor)
 
 
+def is_after(op: Op, spot: Op) -> bool:
+    """Whether an op may run after another has: not so in another branch."""
+    region = spot.region
+    assert region is not None
+    around = region.ancestor(op)
+    if around is None:
+        return not isinstance(spot.parent, Cond) or is_after(op, spot.parent)
+    return around is not spot and region.order(around) > region.order(spot)
+
+
 def is_not_before(op: Op, spot: Op) -> bool:
-    """Whether an op, or one that it is in, may run after another has begun: that is in a region
-    with it, or in one around.
-    """
-    for at in with_parents(spot):
-        region = at.region
-        around = None if region is None else region.ancestor(op)
-        if region is not None and around is not None:
-            return region.order(around) >= region.order(at)
-    return True
+    """Whether an op is another one, or in it, or may run after it."""
+    assert spot.region is not None
+    return spot.region.ancestor(op) is spot or is_after(op, spot)

@@ -70,7 +70,7 @@ from jaxpr_opt.analysis.windows.overwritten import (
     repeats,
     waits,
 )
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
+from jaxpr_opt.analysis.windows.window_primitives import UPDATING
 from jaxpr_opt.builders.fences import barrier, division, made_on_the_way, until, why_no_fence
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -111,7 +111,7 @@ class ReadBeforeOverwriting(Pass[Overwriting]):
     name: ClassVar[str] = "read-before-overwriting"
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"  # (5)
-    primitives: ClassVar[frozenset[str]] = WRITES | {*COMBINING, "scan", "while"}
+    primitives: ClassVar[frozenset[str]] = UPDATING | {"scan", "while"}
     needs: ClassVar[frozenset[str]] = frozenset({"scan", "while"})
 
     def find(self, op: Op) -> Iterator[Overwriting]:

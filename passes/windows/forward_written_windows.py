@@ -60,7 +60,7 @@ from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import is_same_window
 from jaxpr_opt.analysis.windows.written_windows import is_around, made_of_written
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import fill_value_of, mode_of, numbers_of
+from jaxpr_opt.bridge.parameters import fill_value_of, fills, numbers_of
 from jaxpr_opt.builders.coinciding import read_around
 from jaxpr_opt.builders.narrow_reads import read_operands
 from jaxpr_opt.cost.model import cost_model
@@ -172,8 +172,7 @@ class ForwardWrittenWindows(Pass[Found]):
 
 def _may_be_filled(read: Op, write: Access) -> bool:  # (2)
     """Whether what is read may be out of range, and a number stands for it then."""
-    dropped = mode_of(read) == lax.GatherScatterMode.FILL_OR_DROP
-    return dropped and not write.is_located
+    return fills(read) and not write.is_located
 
 
 def _in_range(write: Access, index: jax.Array) -> jax.Array:

@@ -40,6 +40,7 @@ import jax
 from jax import lax
 
 from jaxpr_opt.analysis.windows.consecutive import Block, consecutive
+from jaxpr_opt.analysis.windows.window_primitives import scattering
 from jaxpr_opt.bridge.parameters import fill_value_of, mode_of
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -105,6 +106,5 @@ def _joined(
         numbers = lax.GatherDimensionNumbers(whole, (), block.indexed)
         sizes, fill = block.access.sizes, fill_value_of(op)
         return block.rows(lax.gather(array, start, numbers, sizes, fill_value=fill, **alike))
-    write = lax.scatter if op.name == "scatter" else lax.scatter_add
     places = lax.ScatterDimensionNumbers(whole, (), block.indexed)
-    return write(array, start, block.window(*rows), places, **alike)
+    return scattering(op)(array, start, block.window(*rows), places, **alike)

@@ -44,13 +44,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from jax import lax
-
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.concat_operands import OperandSlice, OperandWindow, part, stacked_by
 from jaxpr_opt.analysis.windows.masks_at_windows import AtWindow, more_kept, spread_at
-from jaxpr_opt.bridge.parameters import fill_value_of, mode_of
+from jaxpr_opt.bridge.parameters import fill_value_of, fills
 from jaxpr_opt.builders.narrow_reads import read_cases, read_operands, spread_out
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -182,7 +180,7 @@ def _is_of_a_stack(found: OperandSlice | OperandWindow) -> bool:
 
 def _fill(read: Op) -> Any:
     """The number that stands for rows out of range, if they are filled."""
-    if mode_of(read) != lax.GatherScatterMode.FILL_OR_DROP:
+    if not fills(read):
         return None
     number = fill_value_of(read)
     return "unknown" if number is None else number

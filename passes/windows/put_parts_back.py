@@ -37,7 +37,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.windows.overwritten import may_be_early
+from jaxpr_opt.analysis.windows.overwritten import comes_late
 from jaxpr_opt.analysis.windows.put_parts import STACKING, Part, Parts, put_parts
 from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.cost.model import cost_model
@@ -127,8 +127,7 @@ def _is_only_written(part: Part) -> bool:
             chain.append(value)
             (value,) = value.op.operands
         users = {user for each in chain for user in each.users} - made - {write.op}
-        late = (user for user in users if is_not_before(user, write.op))
-        if not all(may_be_early(user, write.op) for user in late):
+        if any(comes_late(user, write.op) for user in users):
             return False
         version = write.op.result
     return True

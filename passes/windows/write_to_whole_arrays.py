@@ -41,7 +41,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.disjoint_pieces import apart
 from jaxpr_opt.analysis.windows.nested import Nested, nested
-from jaxpr_opt.analysis.windows.overwritten import may_be_early
+from jaxpr_opt.analysis.windows.overwritten import comes_late
 from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers
@@ -89,8 +89,7 @@ class WriteToWholeArrays(Pass[PutBack]):
         at = _spot(found)
         if _is_read_after(found, at):
             return "the window is read as it was before"
-        late = [u for u in _others(outer) if is_not_before(u, at) and not may_be_early(u, at)]
-        if not all(_is_apart(user, outer) for user in late):
+        if any(comes_late(u, at) and not _is_apart(u, outer) for u in _others(outer)):
             return "the array is read as it was before"
         return None
 
@@ -148,8 +147,7 @@ def _is_read_after(found: Nested, spot: Op) -> bool:
     """Whether the window that is read is needed once it is written."""
     chain = [found.read.op, *found.before]
     users = {user for op in chain for user in op.result.users}
-    late = (u for u in users - {*chain, found.inner.op} if is_not_before(u, spot))
-    return not all(may_be_early(user, spot) for user in late)
+    return any(comes_late(user, spot) for user in users - {*chain, found.inner.op})
 
 
 def _is_apart(op: Op, outer: Access) -> bool:

@@ -116,25 +116,27 @@ def _repeats_numbers(op: Op) -> bool:
     made = op.results[0]
     if is_broadcast(op) or op.name == "select_n":
         return False
-    numbers = [v for v in op.operands if _is_one_a_row(v, made)]
-    sizes = [v.op.operands[0].size if _is_spread(v) and v.op else v.size for v in op.operands]
-    return bool(numbers) and made.size in sizes
+    sources = [_repeated(v) or v for v in op.operands]
+    is_one_a_row = any(_is_one_a_row(v, made) for v in op.operands)
+    return is_one_a_row and any(source.size == made.size for source in sources)
 
 
 def _is_one_a_row(value: Value, made: Value) -> bool:
     """Whether a value has one number for each row of what is made of it, repeated along the row."""
     if value.shape[-1:] == (1,):
         return 1 < value.size < made.size
-    if value.op is None or not _is_spread(value):
+    source, op = _repeated(value), value.op
+    if source is None or op is None:
         return False
-    (source,), last = value.op.operands, len(value.shape) - 1
-    dims = broadcast_dimensions_of(value.op)
+    dims, last = broadcast_dimensions_of(op), len(value.shape) - 1
     is_along = last in dims and source.shape[dims.index(last)] > 1
     return source.size > 1 and not is_along
 
 
-def _is_spread(value: Value) -> bool:
-    return value.op is not None and value.op.name == "broadcast_in_dim" and bool(value.op.operands)
+def _repeated(value: Value) -> Value | None:
+    """What a broadcast repeats to make a value."""
+    op = value.op
+    return op.operands[0] if op is not None and op.name == "broadcast_in_dim" else None
 
 
 def _repeats_rows(value: Value, made: Value) -> bool:

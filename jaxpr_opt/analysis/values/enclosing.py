@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Cond, Graph, Op, Region, Scan, Value, While
-from jaxpr_opt.ir.nesting import program_of
+from jaxpr_opt.ir.nesting import is_after, program_of
 
 
 def loop_body(op: Op) -> Region | None:
@@ -54,14 +54,4 @@ def is_read_twice(array: Value, op: Op) -> bool:
 def readers_after(array: Value, op: Op, but: Collection[Op] = ()) -> Iterator[Op]:
     """The ops, other than `but`, that may read `array` after `op` has run."""
     others = (user for user in array.users if user is not op and user not in but)
-    return (user for user in others if _is_after(user, op))
-
-
-def _is_after(user: Op, op: Op) -> bool:
-    """Whether `user` may run after `op`: not so in another branch."""
-    region = op.region
-    assert region is not None
-    around = region.ancestor(user)
-    if around is None:
-        return not isinstance(op.parent, Cond) or _is_after(user, op.parent)
-    return around is not op and region.order(around) > region.order(op)
+    return (user for user in others if is_after(user, op))

@@ -14,7 +14,7 @@ from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.values.renaming import is_noop_cast, original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.put_parts import is_put_back
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES, windows_read
+from jaxpr_opt.analysis.windows.window_primitives import UPDATING, WRITES, windows_read
 from jaxpr_opt.cost.fusion import is_fused, reduces
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice, inputs
@@ -152,10 +152,9 @@ def is_updated_in(array: Value, loop: Scan | While) -> bool:
         if isinstance(op, Cond):
             values = op.outcomes[op.results.index(array)].values
             return all(is_updated_in(value, loop) for value in values)
-        is_write = op.name in WRITES or op.name in COMBINING
         if op.name == "slice":
             return is_put_back(op, loop)
-        if not (is_write or is_noop_cast(op) or keeps_order(op)):
+        if not (_is_update(op) or is_noop_cast(op)):
             return False
         array = op.operands[0]
     return any(array is carry.param for carry in loop.carries)
@@ -204,8 +203,7 @@ def becomes(earlier: Value, later: Value) -> bool:
             if any(_is_rearranged(earlier, v) for v in made_of):
                 return False
         else:
-            is_kept = op.name in WRITES or op.name in COMBINING or keeps_order(op)
-            made_of = [op.operands[0]] if is_kept else []
+            made_of = [op.operands[0]] if _is_update(op) else []
         pending += [v for v in made_of if v not in seen]
         seen.update(made_of)
     return is_found
@@ -214,10 +212,15 @@ def becomes(earlier: Value, later: Value) -> bool:
 def _at_first(value: Value, branch: Region) -> Value | None:
     """The array of which a branch makes a value by writes; None if it is another one."""
     while (op := value.op) is not None and op.region is branch:
-        if not (op.name in WRITES or op.name in COMBINING or keeps_order(op)):
+        if not _is_update(op):
             return None
         value = op.operands[0]
     return value
+
+
+def _is_update(op: Op) -> bool:
+    """Whether an op makes a version of its first operand in place: by writes, or a reshape."""
+    return op.name in UPDATING or keeps_order(op)
 
 
 def _is_rearranged(array: Value, value: Value) -> bool:

@@ -15,12 +15,7 @@ from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.reshaped import reshaped_window
 from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
-from jaxpr_opt.analysis.windows.window_primitives import (
-    CLIP,
-    COMBINING,
-    WRITES,
-    indexed_axes,
-)
+from jaxpr_opt.analysis.windows.window_primitives import CLIP, UPDATING, indexed_axes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     dimension_of,
@@ -45,8 +40,6 @@ MOVES = frozenset({
     "squeeze", "stack", "transpose", "unstack",
 })  # fmt: skip
 """Ops whose results have elements of their operands, or one number."""
-
-UPDATES = frozenset({*WRITES, *COMBINING})
 
 READING = frozenset({"dynamic_slice", "gather", "slice"})
 
@@ -184,7 +177,7 @@ def updated_buffer(move: Op) -> Value | None:
     pending, seen = [*move.operands], set(move.operands)
     for value in pending:
         op = value.op
-        is_version = op is not None and op.name in UPDATES and is_updated_in(value, loop)
+        is_version = op is not None and op.name in UPDATING and is_updated_in(value, loop)
         if value in updated or is_version:
             return value
         if op is None or not loop.body.contains(op.region) or op.name not in MOVES | ELEMENTWISE:

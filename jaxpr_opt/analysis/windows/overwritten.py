@@ -11,9 +11,8 @@ from jaxpr_opt.analysis.values.enclosing import is_read_twice, loop_body, reader
 from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.windows.buffers import becomes
 from jaxpr_opt.analysis.windows.window_primitives import (
-    COMBINING,
     UPDATE,
-    WRITES,
+    UPDATING,
     component_of,
     places,
     windows_read,
@@ -24,6 +23,7 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice, inputs, users_through
 from jaxpr_opt.ir.devices import fence, is_sharded
 from jaxpr_opt.ir.graph import Op, Scan, Value, While
+from jaxpr_opt.ir.nesting import is_not_before
 
 
 def reads_a_window(op: Op) -> bool:
@@ -38,6 +38,11 @@ def is_read_late(array: Value, op: Op, but: Collection[Op] = ()) -> bool:
     """
     late = (user for user in readers_after(array, op, but) if not may_be_early(user, op))
     return is_read_twice(array, op) or any(late)
+
+
+def comes_late(user: Op, op: Op) -> bool:
+    """Whether an op may run after another has begun, and not as well before it."""
+    return is_not_before(user, op) and not may_be_early(user, op)
 
 
 def may_be_early(user: Op, op: Op) -> bool:
@@ -99,8 +104,7 @@ def writes_windows(op: Op) -> bool:
     of its own.
     """
     has_function = op.name == "scatter" and combiner_of(op) is not None
-    is_write = op.name in WRITES or op.name in COMBINING
-    return is_write and not has_function and not is_sharded(op.operands[0])
+    return op.name in UPDATING and not has_function and not is_sharded(op.operands[0])
 
 
 def pays(write: Overwrite, readers: tuple[Op, ...], whole_is_read: bool) -> bool:

@@ -19,6 +19,7 @@ from jaxpr_opt.analysis.windows.window_primitives import (
     UPDATE,
     indexed_axes,
     places,
+    scattering,
     window_sizes,
 )
 from jaxpr_opt.bridge import dtypes
@@ -99,7 +100,7 @@ def _scattered(
                 continue  # an axis of one row more
             place = _joined([columns[d] for d in old], [write.result.shape[d] for d in old], write)
             new += _split(place, [op.result.shape[d] for d in axes])
-        scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+        scatter = scattering(write)
         promised = {**alike_in_both(write), "indices_are_sorted": False}
         return scatter(array, jnp.stack(new, -1), value, there, **promised)
 

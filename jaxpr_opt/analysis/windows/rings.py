@@ -22,8 +22,8 @@ from jaxpr_opt.analysis.windows.disjoint_pieces import is_one_by_one
 from jaxpr_opt.analysis.windows.row_sources import SourceRows, keeps_order, pieces
 from jaxpr_opt.analysis.windows.scatter_chains import Chain, Link, Piece, added
 from jaxpr_opt.analysis.windows.window_primitives import (
-    COMBINING,
     UPDATE,
+    UPDATING,
     component_of,
     window_sizes,
 )
@@ -280,7 +280,7 @@ def _written(op: Op, found: Ring) -> Version | None:
     others = op.operands[1:]
     if array not in found.versions or any(v in found.versions for v in others):
         return None
-    if op.name not in UPDATE and op.name not in COMBINING:
+    if op.name not in UPDATING:
         return None
     # Condition 2 of shift-in-place.
     if op.name == "scatter" and combiner_of(op) is not None:

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jax import lax
-
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.bridge.parameters import mode_of, numbers_of, slice_sizes_of
+from jaxpr_opt.bridge.parameters import fills, numbers_of, slice_sizes_of
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
 
@@ -50,7 +48,7 @@ def _slice(op: Op) -> Selection | None:
 
 def _gather(op: Op) -> Selection | None:
     # Condition 1 of compute-read-rows.
-    if mode_of(op) == lax.GatherScatterMode.FILL_OR_DROP:
+    if fills(op):
         return None
     read, numbers = access(op), numbers_of(op)
     if read is None:

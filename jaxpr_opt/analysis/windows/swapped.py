@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import lcm
 
-from jaxpr_opt.analysis.windows.window_primitives import COMBINING, WRITES
+from jaxpr_opt.analysis.windows.window_primitives import UPDATING
 from jaxpr_opt.ir.graph import Carry, Scan, Value
 
 
@@ -51,7 +51,7 @@ def swapped_carries(scan: Scan) -> Swapped | None:
 
 def _overwritten(value: Value) -> Value:
     """The array that writes in place make a value of."""
-    while (op := value.op) is not None and (op.name in WRITES or op.name in COMBINING):
+    while (op := value.op) is not None and op.name in UPDATING:
         value = op.operands[0]
     return value
 

@@ -24,6 +24,7 @@ from jaxpr_opt.analysis.windows.window_primitives import (
     UPDATE,
     indexed_axes,
     places,
+    scattering,
     update_axes,
     window_sizes,
 )
@@ -39,7 +40,7 @@ from jaxpr_opt.bridge.parameters import (
     starts_of,
     strides_of,
 )
-from jaxpr_opt.bridge.slicing import in_range, read_window, write_window
+from jaxpr_opt.bridge.slicing import in_range, shifted, write_window
 from jaxpr_opt.ir.graph import Op
 
 
@@ -118,7 +119,7 @@ def cropped_before(op: Op) -> Plainer | None:
             for d in cut:
                 start = starts[d] + np.int32(low[d])
                 starts[d] = in_range(start, shape[d] - sizes[d])
-                value = _cut(value, start - starts[d], d)
+                value = shifted(value, starts[d] - start, sizes[d], d, np.zeros((), value.dtype))
             return write_window(lax.full(shape, 0, value.dtype), value, starts)
 
         return Plainer(cropped, (write.operands[1], *places(write)))
@@ -144,19 +145,6 @@ def cropped_before(op: Op) -> Plainer | None:
         return _scattered(write, zeros, value, moved, drop)
 
     return Plainer(cropped_rows, (write.operands[2], *places(write)))
-
-
-def _cut(value: jax.Array, by: jax.Array, axis: int) -> jax.Array:
-    """A window that has moved by so many elements along an axis: those at its end are gone."""
-    size = value.shape[axis]
-    zero = np.zeros((), value.dtype)
-    if size == 1:
-        return jnp.where(by == 0, value, zero)
-    padded = lax.pad(
-        value, zero, [(size, size, 0) if d == axis else (0, 0, 0) for d in range(value.ndim)]
-    )
-    start = in_range(np.int32(size) - by, 2 * size)
-    return read_window(padded, [start if d == axis else 0 for d in range(value.ndim)], value.shape)
 
 
 def _moved_by(op: Op) -> list[int] | None:
@@ -199,6 +187,6 @@ def _moved(write: Op, index: jax.Array, by: Mapping[int, tuple[int, int]]) -> ja
 def _scattered(
     write: Op, array: jax.Array, value: jax.Array, index: jax.Array, mode: Any
 ) -> jax.Array:
-    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    scatter = scattering(write)
     is_unique = has_unique_indices(write)
     return scatter(array, index, value, numbers_of(write), unique_indices=is_unique, mode=mode)

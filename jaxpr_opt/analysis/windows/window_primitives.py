@@ -5,7 +5,7 @@ These are facts about one op, whatever its indices are. Where a window is, `acce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -38,7 +38,15 @@ COMBINING = {"scatter-max": lax.max, "scatter-min": lax.min, "scatter-mul": lax.
 INDEXED_WRITES = frozenset({"scatter", "scatter-add", *COMBINING})
 """The primitives that write, add or combine windows at places that an array of indices says."""
 
+UPDATING = WRITES | INDEXED_WRITES
+"""The primitives that write, add or combine windows: XLA may do so in place."""
+
 CLIP = lax.GatherScatterMode.CLIP
+
+
+def scattering(write: Op) -> Callable[..., jax.Array]:
+    """What adds windows as a scatter does, or writes them."""
+    return lax.scatter_add if write.name == "scatter-add" else lax.scatter
 
 
 def windows_read(read: Op) -> int:
@@ -230,7 +238,7 @@ def written_transposed(
         scatter_indices_batching_dims=tuple(dim for _, dim in pairs),
     )
     value = lax.transpose(value, [moved.get(dim, dim) for dim in range(value.ndim)])
-    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    scatter = scattering(write)
     (index,) = at
     return scatter(array, index, value, there, **alike_in_both(write))
 
@@ -249,7 +257,7 @@ def written_within(
     numbers = numbers._replace(
         scatter_dims_to_operand_dims=(*numbers.scatter_dims_to_operand_dims, *starts)
     )
-    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    scatter = scattering(write)
     index = further_indexed(index, starts.values())
     return scatter(
         array, index, value, numbers, **{**alike_in_both(write), "indices_are_sorted": False}
@@ -280,7 +288,7 @@ def written_at_axes(
         scatter_dims_to_operand_dims=there(numbers.scatter_dims_to_operand_dims),
         operand_batching_dims=there(numbers.operand_batching_dims),
     )
-    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    scatter = scattering(write)
     return scatter(array, index, value, numbers, **alike_in_both(write))
 
 
@@ -307,6 +315,6 @@ def written_in_each(
         operand_batching_dims=later(numbers.operand_batching_dims),
         scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
     )
-    scatter = lax.scatter_add if write.name == "scatter-add" else lax.scatter
+    scatter = scattering(write)
     (index,) = at
     return scatter(array, index, value, there, **alike_in_both(write))

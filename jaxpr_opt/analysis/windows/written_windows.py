@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from jax import lax
-
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.coinciding import are_comparable
 from jaxpr_opt.analysis.windows.parts import origin
 from jaxpr_opt.analysis.windows.shared_operands import shared
 from jaxpr_opt.analysis.windows.window_primitives import WRITES, is_same_window
-from jaxpr_opt.bridge.parameters import mode_of
+from jaxpr_opt.bridge.parameters import fills
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op
@@ -23,7 +21,7 @@ def made_of_written(op: Op, made_by: Op) -> Access | None:
     """
     read = access(op) if op.result.uses and is_in_a_loop(op) else None
     # Condition 5 of forward-written-windows.
-    if read is None or mode_of(op) == lax.GatherScatterMode.FILL_OR_DROP:
+    if read is None or fills(op):
         return None
     return read if op.region is made_by.region and _is_written(read, made_by) else None
 
