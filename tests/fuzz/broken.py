@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "forward-written-windows", "2", "passes/windows/forward_written_windows.py",
-        "return dropped and not write.is_located", "return False",
+        "return fills(read) and not write.is_located", "return False",
     ),
     Mutant(
         "forward-written-windows", "3", "passes/windows/forward_written_windows.py",
