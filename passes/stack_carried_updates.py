@@ -26,7 +26,7 @@ leave are stacked. Every read, write or addition refers to one of these.
 Sound when
 
 1. the carry is read and written by windows only, and leaves the step as one of its versions
-   (`jaxpr_opt.analysis.windows.buffers`);
+   (`jaxpr_opt.analysis.carried.buffers`);
 2. along one axis, every window starts at ``a * step + b``, with one nonzero `a` for all; along the
    others, at a constant. Rows along a short axis that are all at constants are separated first:
    each becomes a buffer of its own;
@@ -55,14 +55,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.carried.buffers import Buffer, buffer, copied_by
+from jaxpr_opt.analysis.carried.sliding import Window, sliding
+from jaxpr_opt.analysis.carried.sliding_costs import why_left_in_place, why_too_costly
 from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Extent, access
-from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, copied_by
-from jaxpr_opt.analysis.windows.sliding import Window, sliding
-from jaxpr_opt.analysis.windows.sliding_costs import why_left_in_place, why_too_costly
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders.sliding_rows import slide
+from jaxpr_opt.builders.carried.sliding_rows import slide
 from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.insight.journal import Waste

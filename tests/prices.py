@@ -4,7 +4,7 @@ import dataclasses
 
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.passes.sparse.accumulate_sparse_cotangents import AccumulateSparseCotangents
 
 FREE = dataclasses.replace(
     CPU,

@@ -42,7 +42,7 @@ from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.verify import verify
-from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
+from jaxpr_opt.passes.residuals.share_shifted_stacks import ShareShiftedStacks
 
 X = np.linspace(-1.5, 2.0, 12, dtype=np.float32).reshape(4, 3)
 

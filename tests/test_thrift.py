@@ -12,7 +12,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU, GPU
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import library_passes
-from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.residuals.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import assert_close, check_rewrite
 from tests.loops import memory
 

@@ -14,9 +14,9 @@ from jaxpr_opt.analysis.residuals.replays import Replay
 from jaxpr_opt.analysis.steps.masks import Prefix, first_rows
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Splat
-from jaxpr_opt.builders.any_row import any_true
-from jaxpr_opt.builders.pieces import split_off
-from jaxpr_opt.builders.skipped_steps import is_taken
+from jaxpr_opt.builders.steps.any_row import any_true
+from jaxpr_opt.builders.steps.pieces import split_off
+from jaxpr_opt.builders.steps.skipped_steps import is_taken
 from jaxpr_opt.ir.graph import Op, Region, Scan, Stack, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 

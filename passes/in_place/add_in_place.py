@@ -40,7 +40,7 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.windows.scatter_chains import Piece, added_by
+from jaxpr_opt.analysis.sparse.scatter_chains import Piece, added_by
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Phase, Scan, While
 from jaxpr_opt.ir.rewriter import Rewriter

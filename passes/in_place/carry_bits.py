@@ -43,11 +43,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.sparse.scatter_chains import may_coincide
 from jaxpr_opt.analysis.values.enclosing import loop_of
-from jaxpr_opt.analysis.windows.scatter_chains import may_coincide
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.bridge.parameters import combiner_of
-from jaxpr_opt.builders.bits import (
+from jaxpr_opt.builders.in_place.bits import (
     bits_behind,
     carry_bits,
     choose_bits,

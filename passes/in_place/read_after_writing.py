@@ -47,10 +47,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.carried.buffers import is_handed_on
 from jaxpr_opt.analysis.values.enclosing import loop_body
 from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Access, access
-from jaxpr_opt.analysis.windows.buffers import is_handed_on
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.fences import barrier, division, why_no_fence
 from jaxpr_opt.cost.model import cost_model

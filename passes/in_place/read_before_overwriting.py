@@ -59,9 +59,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.values.enclosing import loop_body
-from jaxpr_opt.analysis.windows.buffers import is_handed_on, is_read_for
-from jaxpr_opt.analysis.windows.overwritten import (
+from jaxpr_opt.analysis.carried.buffers import is_handed_on, is_read_for
+from jaxpr_opt.analysis.carried.overwritten import (
     Overwrite,
     comes_first,
     overwrites,
@@ -70,6 +69,7 @@ from jaxpr_opt.analysis.windows.overwritten import (
     repeats,
     waits,
 )
+from jaxpr_opt.analysis.values.enclosing import loop_body
 from jaxpr_opt.analysis.windows.window_primitives import UPDATING
 from jaxpr_opt.builders.fences import barrier, division, made_on_the_way, until, why_no_fence
 from jaxpr_opt.cost.model import cost_model

@@ -60,7 +60,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.windows.row_views import (
+from jaxpr_opt.analysis.in_place.row_views import (
     PlaceInArray,
     StepRows,
     place_of_stack,
@@ -68,7 +68,7 @@ from jaxpr_opt.analysis.windows.row_views import (
 )
 from jaxpr_opt.bridge.parameters import unroll_of
 from jaxpr_opt.bridge.slicing import write_row, write_run
-from jaxpr_opt.builders.step_rows import row_of_step
+from jaxpr_opt.builders.steps.step_rows import row_of_step
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.insight.weighing import takes_more
 from jaxpr_opt.ir.graph import Carry, Op, Phase, Scan, Stack, Value, is_sized

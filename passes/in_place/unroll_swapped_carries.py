@@ -44,9 +44,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.windows.swapped import Swapped, swapped_carries
+from jaxpr_opt.analysis.in_place.swapped import Swapped, swapped_carries
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.builders.steps_at_once import take_at_once
+from jaxpr_opt.builders.in_place.steps_at_once import take_at_once
 from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.limits import OPS_AT_ONCE, STEPS_AT_ONCE, STEPS_DIVIDED
 from jaxpr_opt.cost.model import cost_model

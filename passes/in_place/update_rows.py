@@ -26,7 +26,7 @@ After::
 A step of gradient descent with a table. Sound when
 
 1. the array that is added or subtracted is zero but for windows
-   (`jaxpr_opt.analysis.windows.descents`), through ops that keep zeros: products with
+   (`jaxpr_opt.analysis.in_place.descents`), through ops that keep zeros: products with
    scalars, quotients by them, and what numbers that are known make zero of zero, as in
    ``clip(g, -1, 1)``; what else reads the intermediate arrays reduces them, as a norm does. The
    sum, or the array as it was, may be chosen by a scalar: then so are the rows. In place of a
@@ -52,12 +52,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import ClassVar
 
+from jaxpr_opt.analysis.in_place.descents import Descent, descent, why_not_in_place
+from jaxpr_opt.analysis.sparse.disjoint_pieces import apart
+from jaxpr_opt.analysis.sparse.scatter_chains import PIECES
 from jaxpr_opt.analysis.values.enclosing import loop_of
-from jaxpr_opt.analysis.windows.descents import Descent, descent, why_not_in_place
-from jaxpr_opt.analysis.windows.disjoint_pieces import apart
-from jaxpr_opt.analysis.windows.scatter_chains import PIECES
-from jaxpr_opt.builders import descent_rows
-from jaxpr_opt.builders.repeated_rows import has_rows, is_less
+from jaxpr_opt.builders.in_place import descent_rows
+from jaxpr_opt.builders.sparse.repeated_rows import has_rows, is_less
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_quick_if_small

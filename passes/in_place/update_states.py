@@ -31,7 +31,7 @@ arrays are carried by a loop, or arguments of the program. Sound when
    out each row by itself, or picks of it; and all of them compute the next arrays, from those
    arrays, from arrays with the same rows from outside of the loop, from one row for all, and from
    scalars. A scalar that changes from step to step only scales, or chooses between what is the same
-   where the gradient is zero, or is left out there (`jaxpr_opt.analysis.windows.states`). In place
+   where the gradient is zero, or is left out there (`jaxpr_opt.analysis.in_place.states`). In place
    of a scalar there may be a number for each array of a batch, or for each column;
 2. an element whose gradient is zero keeps its value. A quotient of zero by zero, or a product of
    zero with infinity, would change it. The program tests the scalars in each step; and, if the
@@ -62,11 +62,11 @@ from typing import ClassVar
 import jax
 from jax import lax
 
-from jaxpr_opt.analysis.windows.states import States, Updated, states
+from jaxpr_opt.analysis.in_place.states import States, Updated, states
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.builders import state_rows
-from jaxpr_opt.builders.at_most_once import at_most_once
-from jaxpr_opt.builders.repeated_rows import has_rows, is_alike, is_less
+from jaxpr_opt.builders.in_place import state_rows
+from jaxpr_opt.builders.in_place.at_most_once import at_most_once
+from jaxpr_opt.builders.sparse.repeated_rows import has_rows, is_alike, is_less
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.engine.interface import After, Match, Pass

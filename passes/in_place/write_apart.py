@@ -45,11 +45,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.carried.buffers import is_updated_in
 from jaxpr_opt.analysis.steps.one_function import is_known
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.enclosing import is_read_after, loop_of
 from jaxpr_opt.analysis.values.renaming import original
-from jaxpr_opt.analysis.windows.buffers import is_updated_in
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, WRITES, places
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import is_view

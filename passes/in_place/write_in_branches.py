@@ -44,11 +44,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.carried.buffers import is_handed_on
+from jaxpr_opt.analysis.carried.overwritten import is_read_late
+from jaxpr_opt.analysis.in_place.buffers_in_branches import buffers, is_copied
 from jaxpr_opt.analysis.values.enclosing import loop_body
-from jaxpr_opt.analysis.windows.buffers import is_handed_on
-from jaxpr_opt.analysis.windows.buffers_in_branches import buffers, is_copied
-from jaxpr_opt.analysis.windows.overwritten import is_read_late
-from jaxpr_opt.builders.branches_in_turn import in_turn
+from jaxpr_opt.builders.in_place.branches_in_turn import in_turn
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_sharded

@@ -52,7 +52,7 @@ from jaxpr_opt.analysis.values.flags import (
 )
 from jaxpr_opt.analysis.windows.window_primitives import INDEXED_WRITES, WRITES
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders.flag_rows import carry_truth, read_root, stack_root
+from jaxpr_opt.builders.steps.flag_rows import carry_truth, read_root, stack_root
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import users_through
 from jaxpr_opt.ir.facts import remembered

@@ -33,11 +33,11 @@ from typing import ClassVar
 import jax
 from jax import lax
 
+from jaxpr_opt.analysis.sparse.moved_writes import spread_at_once, spread_before, written_back
+from jaxpr_opt.analysis.sparse.turned_windows import written_backwards
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
 from jaxpr_opt.analysis.values.moves import keeps_order
-from jaxpr_opt.analysis.windows.moved_writes import spread_at_once, spread_before, written_back
-from jaxpr_opt.analysis.windows.reshaped_writes import written_in_shape
-from jaxpr_opt.analysis.windows.turned_windows import written_backwards
+from jaxpr_opt.analysis.writes.reshaped_writes import written_in_shape
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,

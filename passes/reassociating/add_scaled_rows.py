@@ -40,10 +40,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.in_place.descents import Descent, descent, why_not_in_place
 from jaxpr_opt.analysis.values.enclosing import loop_of
-from jaxpr_opt.analysis.windows.descents import Descent, descent, why_not_in_place
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders import descent_rows
+from jaxpr_opt.builders.in_place import descent_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Value

@@ -42,7 +42,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.steps.idle_choices import Fact, Idle, find_idle
 from jaxpr_opt.analysis.steps.questions import steps_a_question
-from jaxpr_opt.builders.any_row import any_row
+from jaxpr_opt.builders.steps.any_row import any_row
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan
 from jaxpr_opt.ir.rewriter import Rewriter

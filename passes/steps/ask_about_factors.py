@@ -45,7 +45,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.steps.given_masks import may_be_a_mask
 from jaxpr_opt.analysis.steps.skips import is_skipped_at
 from jaxpr_opt.analysis.values.flags import is_negation
-from jaxpr_opt.builders.flag_rows import asked_about
+from jaxpr_opt.builders.steps.flag_rows import asked_about
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import users_through
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Value

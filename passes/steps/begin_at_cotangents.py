@@ -57,7 +57,7 @@ from jaxpr_opt.analysis.steps.questions import steps_asked_at_once
 from jaxpr_opt.analysis.steps.skipped_rows import skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.zero_rows import ZeroRows, zero_rows
-from jaxpr_opt.builders.early_exit import Plan, stop_early
+from jaxpr_opt.builders.steps.early_exit import Plan, stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice

@@ -51,7 +51,7 @@ from typing import ClassVar, Literal
 from jaxpr_opt.analysis.steps.loop_nests import LoopNest, OneLoop, one_loop
 from jaxpr_opt.analysis.steps.predicates import predicate_root
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
-from jaxpr_opt.builders.merged_loop import merge
+from jaxpr_opt.builders.steps.merged_loop import merge
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Cond, Op, Scan, Stack

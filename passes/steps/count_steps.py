@@ -43,7 +43,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, find_skip
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders.taken_steps import count_taken
+from jaxpr_opt.builders.steps.taken_steps import count_taken
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Stream, Value
 from jaxpr_opt.ir.rewriter import Rewriter

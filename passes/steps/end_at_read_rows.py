@@ -54,12 +54,12 @@ import jax
 import numpy as np
 from jax import lax
 
+from jaxpr_opt.analysis.rows.row_readers import made_before
 from jaxpr_opt.analysis.steps.questions import rounds_alike, steps_a_question, steps_asked_at_once
 from jaxpr_opt.analysis.steps.read_ends import MaskedRows, PickedRows, Place, RowsBack, read_ends
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, as_begun, find_ends, find_skips
-from jaxpr_opt.analysis.windows.row_readers import made_before
-from jaxpr_opt.builders.early_exit import Plan, stop_early
-from jaxpr_opt.builders.taken_steps import last_step
+from jaxpr_opt.builders.steps.early_exit import Plan, stop_early
+from jaxpr_opt.builders.steps.taken_steps import last_step
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.devices import is_sharded

@@ -84,7 +84,7 @@ from jaxpr_opt.analysis.steps.questions import (
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_factors, find_skips
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
-from jaxpr_opt.builders.early_exit import Plan, stop_early
+from jaxpr_opt.builders.steps.early_exit import Plan, stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows

@@ -60,8 +60,8 @@ from jaxpr_opt.analysis.steps.questions import (
 )
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_skip, has_branch
-from jaxpr_opt.builders.skipped_steps import into_branch, leave_unspecified
-from jaxpr_opt.builders.taken_steps import steps_taken
+from jaxpr_opt.builders.steps.skipped_steps import into_branch, leave_unspecified
+from jaxpr_opt.builders.steps.taken_steps import steps_taken
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Stack

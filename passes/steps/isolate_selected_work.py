@@ -58,7 +58,7 @@ from jaxpr_opt.analysis.steps.choices import choices_of, chooser
 from jaxpr_opt.analysis.steps.skips import Skip, find_skips
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.builders.chosen_branches import into_branches
+from jaxpr_opt.builders.steps.chosen_branches import into_branches
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows

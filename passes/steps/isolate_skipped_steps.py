@@ -63,7 +63,7 @@ from jaxpr_opt.analysis.steps.questions import is_asked_by_branch
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_skip, find_skips, has_branch
 from jaxpr_opt.analysis.steps.splats import Splat
-from jaxpr_opt.builders.skipped_steps import (
+from jaxpr_opt.builders.steps.skipped_steps import (
     into_branch,
     leave_unspecified,
     ops_of_branch,

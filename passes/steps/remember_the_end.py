@@ -41,7 +41,7 @@ from jax import lax
 from jaxpr_opt.analysis.steps.lasting import lasts
 from jaxpr_opt.analysis.steps.questions import steps_a_question
 from jaxpr_opt.analysis.steps.skips import Skip, find_mixed
-from jaxpr_opt.builders.any_row import any_row
+from jaxpr_opt.builders.steps.any_row import any_row
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows, is_manual
 from jaxpr_opt.ir.graph import Op, Scan

@@ -58,7 +58,7 @@ from jaxpr_opt.analysis.steps.selected_work import (
 )
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.builders.any_row import any_row
+from jaxpr_opt.builders.steps.any_row import any_row
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import has_divided_rows

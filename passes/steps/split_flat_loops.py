@@ -45,13 +45,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.carried.buffers import Buffer, buffer, is_in_place
 from jaxpr_opt.analysis.residuals.cuts import residuals
 from jaxpr_opt.analysis.steps.flat_loops import nest_of, row_lengths, starts_in
 from jaxpr_opt.analysis.values.affine import Affine
 from jaxpr_opt.analysis.values.induction import StepsOfNest
-from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, is_in_place
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.builders.split_loop import split
+from jaxpr_opt.builders.steps.split_loop import split
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan

@@ -48,7 +48,7 @@ from typing import ClassVar
 from jaxpr_opt.analysis.residuals.phases import Division, Phases, divided, phases_of
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.bridge.parameters import unroll_of
-from jaxpr_opt.builders.pieces import divide, split_off
+from jaxpr_opt.builders.steps.pieces import divide, split_off
 from jaxpr_opt.engine.interface import After, Match, Pass
 from jaxpr_opt.ir.graph import Op, Scan
 from jaxpr_opt.ir.rewriter import Rewriter

@@ -17,7 +17,7 @@ cotangent, is selected whole so that one element can be read. Often only the las
 table that a loop has filled row by row, and `vmap` transposes the table first. Sound when
 
 1. the array is a select, and all its readers read windows;
-2. the predicate at the window is known (`jaxpr_opt.analysis.windows.masks_at_windows`); the cases
+2. the predicate at the window is known (`jaxpr_opt.analysis.masks.masks_at_windows`); the cases
    are read as the array is, so that rows out of range are what the gather says;
 3. or the array is a broadcast, along all axes on which the window is only a part, and what is out
    of range is clamped, or filled with the broadcast value: then the window's position does not
@@ -44,12 +44,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jaxpr_opt.analysis.masks.masks_at_windows import AtWindow, more_kept, spread_at
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
 from jaxpr_opt.analysis.windows.concat_operands import OperandSlice, OperandWindow, part, stacked_by
-from jaxpr_opt.analysis.windows.masks_at_windows import AtWindow, more_kept, spread_at
 from jaxpr_opt.bridge.parameters import fill_value_of, fills
-from jaxpr_opt.builders.narrow_reads import read_cases, read_operands, spread_out
+from jaxpr_opt.builders.windows.narrow_reads import read_cases, read_operands, spread_out
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Value

@@ -39,7 +39,7 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.windows.taken_apart import SLICING, taken_apart
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
-from jaxpr_opt.builders.array_windows import Windows
+from jaxpr_opt.builders.windows.array_windows import Windows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op

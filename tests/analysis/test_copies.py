@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.windows.buffers import Buffer, buffer, copied_by
+from jaxpr_opt.analysis.carried.buffers import Buffer, buffer, copied_by
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr

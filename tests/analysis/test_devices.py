@@ -24,10 +24,10 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.traits import can_move, communicates
 from jaxpr_opt.passes import RESIDUALS
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.passes.residuals.replay_inner_loops import ReplayInnerLoops
+from jaxpr_opt.passes.residuals.replay_steps import ReplaySteps
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.passes.steps.isolate_skipped_steps import IsolateSkippedSteps
-from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
-from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, run_alone, traced
 from tests.prices import Replaying
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.windows.stencils import meets_neighbours
+from jaxpr_opt.analysis.residuals.stencils import meets_neighbours
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 

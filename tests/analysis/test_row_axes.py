@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.windows.row_axes import row_axis
+from jaxpr_opt.analysis.rows.row_axes import row_axis
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import random_inputs, traced
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.windows.row_sources import pieces
+from jaxpr_opt.analysis.carried.row_sources import pieces
 from tests.graphs import graph_of
 
 

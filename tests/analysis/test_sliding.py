@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.windows.buffers import Buffer, buffer
-from jaxpr_opt.analysis.windows.sliding import Window, sliding
+from jaxpr_opt.analysis.carried.buffers import Buffer, buffer
+from jaxpr_opt.analysis.carried.sliding import Window, sliding
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
 from tests.graphs import scans

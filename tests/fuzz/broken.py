@@ -41,7 +41,7 @@ MUTANTS = (
         "start if low >= 0 and high <= n - size else None", "start",
     ),
     Mutant(
-        "stack-carried-updates", "2", "jaxpr_opt/analysis/windows/sliding.py",
+        "stack-carried-updates", "2", "jaxpr_opt/analysis/carried/sliding.py",
         "if not stride or any(s.steps != {scan: stride} for s, _ in starts):", "if not stride:",
     ),
     Mutant(
@@ -49,7 +49,7 @@ MUTANTS = (
         "if pairs[0][1].reverse == scan.reverse:", "if False:",
     ),
     Mutant(
-        "forward-known-stacks", "1", "passes/suppliers/forward_known_stacks.py",
+        "forward-known-stacks", "1", "passes/residuals/forward_known_stacks.py",
         'return "it depends on an outer step, too" if match.number.steps else None', "return None",
     ),
     Mutant(
@@ -70,11 +70,11 @@ MUTANTS = (
         "and _skips_with(last.scan, other, skip, route)", "and True",
     ),
     Mutant(
-        "accumulate-sparse-cotangents", "1", "passes/windows/accumulate_sparse_cotangents.py",
+        "accumulate-sparse-cotangents", "1", "passes/sparse/accumulate_sparse_cotangents.py",
         "if [use.op for use in match.dense.uses] != [op]:", "if False:",
     ),
     Mutant(
-        "accumulate-sparse-cotangents", "2", "jaxpr_opt/analysis/windows/disjoint_pieces.py",
+        "accumulate-sparse-cotangents", "2", "jaxpr_opt/analysis/sparse/disjoint_pieces.py",
         "if distance.is_constant and not -second.size < distance.offset < first.size:",
         "if distance.is_constant:",
     ),
@@ -87,21 +87,21 @@ MUTANTS = (
         "hop.scan.reverse != scan.reverse and", "",
     ),
     Mutant(
-        "narrow-carried-arrays", "2", "jaxpr_opt/analysis/windows/blocks.py",
+        "narrow-carried-arrays", "2", "jaxpr_opt/analysis/carried/blocks.py",
         "if not outer.steps or any(part.steps != outer.steps for part, _ in parts):",
         "if not outer.steps:",
     ),
     Mutant(
-        "sink-select-into-update", "1", "jaxpr_opt/analysis/windows/selected_versions.py",
+        "sink-select-into-update", "1", "jaxpr_opt/analysis/masks/selected_versions.py",
         "(each for each in versions if each.array is array)",
         "(each for each in versions if each.array.aval == array.aval)",
     ),
     Mutant(
-        "forward-written-windows", "2", "passes/windows/forward_written_windows.py",
+        "forward-written-windows", "2", "passes/writes/forward_written_windows.py",
         "return fills(read) and not write.is_located", "return False",
     ),
     Mutant(
-        "forward-written-windows", "3", "passes/windows/forward_written_windows.py",
+        "forward-written-windows", "3", "passes/writes/forward_written_windows.py",
         'if write.kind == "add" and not to_zeros:', "if False:",
     ),
 )  # fmt: skip

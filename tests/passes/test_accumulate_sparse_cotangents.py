@@ -12,7 +12,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
+from jaxpr_opt.passes.sparse.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import (
     assert_close,

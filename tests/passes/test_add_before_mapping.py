@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
-from jaxpr_opt.passes.windows.add_before_mapping import AddBeforeMapping
+from jaxpr_opt.passes.rows.add_before_mapping import AddBeforeMapping
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 from tests.passes.test_map_before_reading import norm, normal, read

@@ -12,7 +12,7 @@ from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.traits import SUMS
 from jaxpr_opt.passes import DEFAULT
-from jaxpr_opt.passes.windows.add_in_branches import AddInBranches
+from jaxpr_opt.passes.sparse.add_in_branches import AddInBranches
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

@@ -10,7 +10,7 @@ from jax.nn import one_hot
 from jaxpr_opt import optimize
 from jaxpr_opt.engine.registry import resolve
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.add_one_hot_rows import AddOneHotRows
+from jaxpr_opt.passes.masks.add_one_hot_rows import AddOneHotRows
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, memory
 

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.carry_as_written import CarryAsWritten
+from jaxpr_opt.passes.carried.carry_as_written import CarryAsWritten
 from jaxpr_opt.testing import assert_close, assert_same_derivatives, check_refuses, check_rewrite
 from tests.loops import alone, memory
 

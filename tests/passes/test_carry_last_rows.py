@@ -8,7 +8,7 @@ from jax import lax
 from jax.experimental import io_callback
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.carry_last_rows import CarryLastRows
+from jaxpr_opt.passes.carried.carry_last_rows import CarryLastRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone, memory
 

@@ -9,7 +9,7 @@ from jax import export, lax
 from jaxpr_opt import explain, optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.carry_mapped_rows import CarryMappedRows
+from jaxpr_opt.passes.carried.carry_mapped_rows import CarryMappedRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone
 from tests.graphs import scans
 from tests.loops import alone, memory

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxpr_opt import optimize
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.carry_picked_rows import CarryPickedRows
+from jaxpr_opt.passes.carried.carry_picked_rows import CarryPickedRows
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

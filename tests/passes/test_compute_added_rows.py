@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.compute_added_rows import ComputeAddedRows
+from jaxpr_opt.passes.rows.compute_added_rows import ComputeAddedRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone
 from tests.graphs import scans
 from tests.loops import alone

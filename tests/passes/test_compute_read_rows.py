@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.compute_read_rows import ComputeReadRows
+from jaxpr_opt.passes.rows.compute_read_rows import ComputeReadRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, memory
 

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.builders.any_row import any_true
+from jaxpr_opt.builders.steps.any_row import any_true
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.expand_combining_scatters import ExpandCombiningScatters
+from jaxpr_opt.passes.writes.expand_combining_scatters import ExpandCombiningScatters
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from jaxpr_opt.testing.agreement import assert_close
 from tests.loops import alone, memory

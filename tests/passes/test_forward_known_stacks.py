@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.passes.suppliers.forward_known_stacks import ForwardKnownStacks
+from jaxpr_opt.passes.residuals.forward_known_stacks import ForwardKnownStacks
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 

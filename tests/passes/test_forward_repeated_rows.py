@@ -12,8 +12,8 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.passes.windows import forward_repeated_rows
-from jaxpr_opt.passes.windows.forward_repeated_rows import ForwardRepeatedRows
+from jaxpr_opt.passes.writes import forward_repeated_rows
+from jaxpr_opt.passes.writes.forward_repeated_rows import ForwardRepeatedRows
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
-from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
+from jaxpr_opt.passes.masks.sink_select_into_update import SinkSelectIntoUpdate
+from jaxpr_opt.passes.writes.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
 

@@ -16,7 +16,7 @@ from jaxpr_opt.insight.journal import collect_journals
 from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP, DEFAULT
-from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
+from jaxpr_opt.passes.residuals.hoist_invariant_residuals import HoistInvariantResiduals
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
 from tests.loops import alone

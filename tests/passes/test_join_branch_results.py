@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpr_opt.ir.graph import Cond
-from jaxpr_opt.passes.suppliers.join_branch_results import JoinBranchResults
+from jaxpr_opt.passes.residuals.join_branch_results import JoinBranchResults
 from jaxpr_opt.testing import check_rewrite
 from tests.loops import alone, unspecified
 

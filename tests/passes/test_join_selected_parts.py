@@ -11,8 +11,8 @@ from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.ir.graph import Cond
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.eliminate_dead_code import EliminateDeadCode
-from jaxpr_opt.passes.windows.forward_written_windows import ForwardWrittenWindows
-from jaxpr_opt.passes.windows.join_selected_parts import JoinSelectedParts
+from jaxpr_opt.passes.masks.join_selected_parts import JoinSelectedParts
+from jaxpr_opt.passes.writes.forward_written_windows import ForwardWrittenWindows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
 from tests.loops import alone, memory

@@ -10,7 +10,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.devices import is_quick_if_small
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.make_streamed_rows import MakeStreamedRows
+from jaxpr_opt.passes.rows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

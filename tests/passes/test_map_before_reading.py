@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.exporter import export
-from jaxpr_opt.passes.windows.map_before_reading import MapBeforeReading
+from jaxpr_opt.passes.rows.map_before_reading import MapBeforeReading
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 from tests.prices import EAGER

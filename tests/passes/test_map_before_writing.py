@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.windows.mapped_windows import reshaped_window
+from jaxpr_opt.analysis.sparse.mapped_windows import reshaped_window
 from jaxpr_opt.ir.graph import Scan
-from jaxpr_opt.passes.windows.map_before_writing import MapBeforeWriting
+from jaxpr_opt.passes.sparse.map_before_writing import MapBeforeWriting
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_same_derivatives, check_rewrite
 from tests.loops import alone

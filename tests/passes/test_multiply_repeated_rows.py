@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.multiply_repeated_rows import MultiplyRepeatedRows
+from jaxpr_opt.passes.batches.multiply_repeated_rows import MultiplyRepeatedRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 from tests.passes.test_map_before_reading import read

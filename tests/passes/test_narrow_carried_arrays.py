@@ -8,8 +8,8 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows import narrow_carried_arrays
-from jaxpr_opt.passes.windows.narrow_carried_arrays import NarrowCarriedArrays
+from jaxpr_opt.passes.carried import narrow_carried_arrays
+from jaxpr_opt.passes.carried.narrow_carried_arrays import NarrowCarriedArrays
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, memory
 

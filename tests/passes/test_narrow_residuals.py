@@ -10,7 +10,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
-from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.residuals.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import assert_same, check_refuses, check_rewrite
 from tests.graphs import scans
 from tests.loops import alone, memory, unspecified

@@ -9,7 +9,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.graph import Scan
-from jaxpr_opt.passes.suppliers.pack_truth_values import PackTruthValues
+from jaxpr_opt.passes.residuals.pack_truth_values import PackTruthValues
 from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone

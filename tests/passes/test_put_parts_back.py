@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.put_parts_back import PutPartsBack
+from jaxpr_opt.passes.writes.put_parts_back import PutPartsBack
 from jaxpr_opt.testing import assert_same_derivatives, check_refuses, check_rewrite
 from jaxpr_opt.testing.agreement import assert_close
 from tests.loops import alone, measured, memory

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.read_before_moving import ReadBeforeMoving
+from jaxpr_opt.passes.carried.read_before_moving import ReadBeforeMoving
 from jaxpr_opt.testing import assert_close, assert_same_derivatives, check_refuses, check_rewrite
 from tests.loops import alone, memory
 

@@ -10,7 +10,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.engine.registry import resolve
-from jaxpr_opt.passes.windows.read_one_hot_rows import ReadOneHotRows
+from jaxpr_opt.passes.masks.read_one_hot_rows import ReadOneHotRows
 from jaxpr_opt.testing import (
     assert_same_bits,
     assert_same_derivatives,

@@ -12,7 +12,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
-from jaxpr_opt.passes.windows.recognize_one_hot import RecognizeOneHot
+from jaxpr_opt.passes.masks.recognize_one_hot import RecognizeOneHot
 from jaxpr_opt.testing import (
     assert_same_bits,
     check_refuses,

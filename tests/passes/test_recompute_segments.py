@@ -15,7 +15,7 @@ from jaxpr_opt.insight.liveness import peak_bytes
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import Remat
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.suppliers.recompute_segments import RecomputeSegments
+from jaxpr_opt.passes.residuals.recompute_segments import RecomputeSegments
 from jaxpr_opt.testing import check_rewrite, evaluate_exactly, run_alone, traced
 
 RECOMPUTE = RecomputeSegments()

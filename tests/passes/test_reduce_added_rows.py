@@ -10,7 +10,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.reduce_added_rows import ReduceAddedRows
+from jaxpr_opt.passes.sparse.reduce_added_rows import ReduceAddedRows
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

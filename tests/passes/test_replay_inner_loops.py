@@ -10,7 +10,7 @@ import jaxpr_opt
 from jaxpr_opt.cost.model import using
 from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.suppliers.replay_inner_loops import ReplayInnerLoops
+from jaxpr_opt.passes.residuals.replay_inner_loops import ReplayInnerLoops
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, measured, unspecified
 from tests.prices import EAGER

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.ir.graph import Scan
-from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
+from jaxpr_opt.passes.residuals.replay_segments import ReplaySegments
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.graphs import lengths, scans
 from tests.loops import alone, keep

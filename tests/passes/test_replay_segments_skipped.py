@@ -9,8 +9,8 @@ from jax import lax
 import jaxpr_opt
 from jaxpr_opt.ir.graph import Cond, Scan
 from jaxpr_opt.ir.text import to_text
-from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
-from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
+from jaxpr_opt.passes.residuals.replay_segments import ReplaySegments
+from jaxpr_opt.passes.residuals.replay_steps import ReplaySteps
 from tests.loops import alone
 
 SEGMENTS = ReplaySegments()

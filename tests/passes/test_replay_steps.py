@@ -11,8 +11,8 @@ from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.suppliers.replay_segments import ReplaySegments
-from jaxpr_opt.passes.suppliers.replay_steps import ReplaySteps
+from jaxpr_opt.passes.residuals.replay_segments import ReplaySegments
+from jaxpr_opt.passes.residuals.replay_steps import ReplaySteps
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
 from tests.loops import alone, keep, unspecified

@@ -12,9 +12,9 @@ from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.push_remat_into_branches import PushRematIntoBranches
+from jaxpr_opt.passes.residuals.hoist_invariant_residuals import HoistInvariantResiduals
+from jaxpr_opt.passes.residuals.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.steps.fuse_branches import FuseBranches
-from jaxpr_opt.passes.suppliers.hoist_invariant_residuals import HoistInvariantResiduals
-from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
 from jaxpr_opt.testing import assert_same_bits, assert_same_derivatives, evaluate_exactly, run_alone
 from tests.graphs import scans
 

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.scatter_padded_windows import ScatterPaddedWindows
+from jaxpr_opt.passes.sparse.scatter_padded_windows import ScatterPaddedWindows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone, looped
 

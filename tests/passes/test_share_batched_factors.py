@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt.cost.devices import GPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.passes.windows.share_batched_factors import ShareBatchedFactors
+from jaxpr_opt.passes.batches.share_batched_factors import ShareBatchedFactors
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 

@@ -7,7 +7,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.share_batched_results import ShareBatchedResults
+from jaxpr_opt.passes.batches.share_batched_results import ShareBatchedResults
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 

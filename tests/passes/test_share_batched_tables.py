@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.share_batched_tables import ShareBatchedTables
+from jaxpr_opt.passes.batches.share_batched_tables import ShareBatchedTables
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

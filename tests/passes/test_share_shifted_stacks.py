@@ -13,7 +13,7 @@ from jaxpr_opt.ir.graph import Stream
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.laws.simplify import Simplify
-from jaxpr_opt.passes.suppliers.share_shifted_stacks import ShareShiftedStacks
+from jaxpr_opt.passes.residuals.share_shifted_stacks import ShareShiftedStacks
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
 from tests.loops import alone

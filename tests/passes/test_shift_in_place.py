@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.windows.shift_in_place import ShiftInPlace
+from jaxpr_opt.passes.carried.shift_in_place import ShiftInPlace
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone
 from tests.loops import alone
 

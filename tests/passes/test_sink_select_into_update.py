@@ -16,9 +16,9 @@ from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.ir.graph import Phase
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
-from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.masks.sink_select_into_update import SinkSelectIntoUpdate
+from jaxpr_opt.passes.residuals.narrow_residuals import NarrowResiduals
 from jaxpr_opt.passes.windows.narrow_reads import NarrowReads
-from jaxpr_opt.passes.windows.sink_select_into_update import SinkSelectIntoUpdate
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.testing import (
     assert_close,

@@ -10,7 +10,7 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.simplify import Simplify
-from jaxpr_opt.passes.suppliers.split_branch_results import SplitBranchResults
+from jaxpr_opt.passes.residuals.split_branch_results import SplitBranchResults
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, unspecified
 from tests.prices import EAGER

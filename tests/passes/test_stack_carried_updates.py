@@ -12,8 +12,8 @@ from jaxpr_opt.cost.model import CostModel
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes import CLEANUP
+from jaxpr_opt.passes.sparse.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.passes.stack_carried_updates import StackCarriedUpdates
-from jaxpr_opt.passes.windows.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
 from tests.loops import alone, memory

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.suppliers.stack_choices import StackChoices
+from jaxpr_opt.passes.residuals.stack_choices import StackChoices
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone, memory, unspecified
 

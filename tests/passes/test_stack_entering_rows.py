@@ -7,10 +7,10 @@ import pytest
 from jax import export, lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.analysis.windows.shift_registers import shifting
+from jaxpr_opt.analysis.carried.shift_registers import shifting
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.suppliers.stack_entering_rows import StackEnteringRows
+from jaxpr_opt.passes.residuals.stack_entering_rows import StackEnteringRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.graphs import scans
 from tests.loops import alone, measured, memory

@@ -9,7 +9,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan
-from jaxpr_opt.passes.suppliers.stack_narrow_integers import StackNarrowIntegers
+from jaxpr_opt.passes.residuals.stack_narrow_integers import StackNarrowIntegers
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 from tests.prices import EAGER

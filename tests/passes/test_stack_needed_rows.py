@@ -9,7 +9,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.suppliers.stack_needed_rows import StackNeededRows
+from jaxpr_opt.passes.residuals.stack_needed_rows import StackNeededRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import scans
 from tests.loops import alone

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import explain, optimize
-from jaxpr_opt.passes.suppliers.stack_read_windows import StackReadWindows
+from jaxpr_opt.passes.residuals.stack_read_windows import StackReadWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from jaxpr_opt.testing.agreement import assert_close
 from tests.loops import alone, memory

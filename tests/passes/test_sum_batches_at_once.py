@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import GPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.passes.windows.sum_batches_at_once import SumBatchesAtOnce
+from jaxpr_opt.passes.batches.sum_batches_at_once import SumBatchesAtOnce
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 

@@ -8,7 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.sum_in_steps import SumInSteps
+from jaxpr_opt.passes.batches.sum_in_steps import SumInSteps
 from jaxpr_opt.testing import assert_close, check_rewrite
 from tests.loops import alone
 

@@ -9,7 +9,7 @@ from jax import lax
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU, GPU
 from jaxpr_opt.cost.model import CostModel, using
-from jaxpr_opt.passes.windows.take_top_k import TakeTopK
+from jaxpr_opt.passes.rows.take_top_k import TakeTopK
 from jaxpr_opt.testing import assert_close, assert_same_bits, check_refuses, check_rewrite
 from tests.loops import alone
 

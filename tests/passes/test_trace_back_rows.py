@@ -9,7 +9,7 @@ from jax import lax
 
 import jaxpr_opt
 from jaxpr_opt.ir.text import to_text
-from jaxpr_opt.passes.windows.trace_back_rows import TraceBackRows
+from jaxpr_opt.passes.carried.trace_back_rows import TraceBackRows
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from tests.loops import alone
 

@@ -10,8 +10,8 @@ from jaxpr_opt import optimize
 from jaxpr_opt.analysis.residuals.versions import restorable, undoable
 from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.ir.importer import import_jaxpr
-from jaxpr_opt.passes.suppliers.narrow_residuals import NarrowResiduals
-from jaxpr_opt.passes.suppliers.undo_carried_writes import UndoCarriedWrites
+from jaxpr_opt.passes.residuals.narrow_residuals import NarrowResiduals
+from jaxpr_opt.passes.residuals.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.graphs import graph_of, op_of, scans
 from tests.loops import alone, measured

@@ -17,7 +17,7 @@ from jaxpr_opt.passes import CLEANUP, DEFAULT
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.laws.simplify import Simplify
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
-from jaxpr_opt.passes.windows.write_after_branches import WriteAfterBranches
+from jaxpr_opt.passes.writes.write_after_branches import WriteAfterBranches
 from jaxpr_opt.testing import (
     assert_close,
     assert_same_bits,

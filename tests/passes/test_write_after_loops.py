@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.write_after_loops import WriteAfterLoops
+from jaxpr_opt.passes.writes.write_after_loops import WriteAfterLoops
 from jaxpr_opt.testing import check_refuses, check_rewrite
 from jaxpr_opt.testing.agreement import assert_close
 from tests.loops import alone, measured, memory

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.write_rows_together import WriteRowsTogether
+from jaxpr_opt.passes.batches.write_rows_together import WriteRowsTogether
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
 from tests.loops import alone
 

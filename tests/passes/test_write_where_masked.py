@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
-from jaxpr_opt.passes.windows.write_where_masked import WriteWhereMasked
+from jaxpr_opt.passes.masks.write_where_masked import WriteWhereMasked
 from jaxpr_opt.testing import assert_close, check_rewrite
 from tests.loops import alone, measured
 

@@ -31,5 +31,6 @@ what other passes ask
 `unread_rows`                                     rows of skipped steps that nothing reads
 `same_choices`                                    loops that read, and choose as the step did
 `chosen_work`                                     what a step computes in some cases only
+`stencils`                                        arrays that are combined with shifted ones
 ================================================  ==========================================
 """

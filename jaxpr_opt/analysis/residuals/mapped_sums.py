@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.residuals.networks import cheapest_leaves, price
+from jaxpr_opt.analysis.sparse.scatter_chains import added
 from jaxpr_opt.analysis.values.accumulators import Accumulator
 from jaxpr_opt.analysis.values.linearity import linear_operands
-from jaxpr_opt.analysis.windows.scatter_chains import added
 from jaxpr_opt.bridge import compat_types, dtypes
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import backward_slice

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpr_opt.analysis.carried.shift_registers import Register, shifting
 from jaxpr_opt.analysis.residuals.cuts import available, residuals
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, Rows, Stacked, routes
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.rounding import adds_product, is_discontinuous
-from jaxpr_opt.analysis.windows.shift_registers import Register, shifting
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.cost.model import cost_model

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from jaxpr_opt.analysis.masks.selected_versions import is_stored_for_loop_back
 from jaxpr_opt.analysis.residuals.counterparts import counterparts
 from jaxpr_opt.analysis.residuals.walks import Walk, walks
 from jaxpr_opt.analysis.steps.masks import steps_mask, takes_as_many
@@ -22,7 +23,6 @@ from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.windows.selected_versions import is_stored_for_loop_back
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places
 from jaxpr_opt.bridge.parameters import combiner_of
 from jaxpr_opt.cost.model import cost_model

@@ -24,8 +24,8 @@ from heapq import heappop, heappush
 
 from jax.lax import GatherScatterMode
 
+from jaxpr_opt.analysis.rows.row_axes import row_axis
 from jaxpr_opt.analysis.values.constants import uniform
-from jaxpr_opt.analysis.windows.row_axes import row_axis
 from jaxpr_opt.bridge.parameters import mode_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import inputs

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxpr_opt.analysis.rows.row_axes import axis_of_operand
 from jaxpr_opt.analysis.steps.assume import is_finite
 from jaxpr_opt.analysis.steps.splats import Splat
 from jaxpr_opt.analysis.values.constants import identity, uniform
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
-from jaxpr_opt.analysis.windows.row_axes import axis_of_operand
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.facts import remembered

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxpr_opt.analysis.sparse.scatter_chains import added
 from jaxpr_opt.analysis.steps.first_taken import rows_below
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.analysis.values.rounding import may_differ
-from jaxpr_opt.analysis.windows.scatter_chains import added
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value, While
 from jaxpr_opt.ir.traits import ARRANGING, is_arithmetic

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxpr_opt.analysis.rows.row_axes import axis_of_operand, row_axis
+from jaxpr_opt.analysis.rows.row_readers import made_before
 from jaxpr_opt.analysis.steps.masked_rows import zeros_of
 from jaxpr_opt.analysis.steps.skips import Skip, all_taken, stays
 from jaxpr_opt.analysis.steps.splats import Splat, zero_of
 from jaxpr_opt.analysis.steps.zero_rows import compares_whole_numbers
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.linearity import carries_cotangents
-from jaxpr_opt.analysis.windows.row_axes import axis_of_operand, row_axis
-from jaxpr_opt.analysis.windows.row_readers import made_before
 from jaxpr_opt.analysis.windows.window_primitives import component_of, window_sizes
 from jaxpr_opt.bridge.parameters import slice_sizes_of
 from jaxpr_opt.cost import limits

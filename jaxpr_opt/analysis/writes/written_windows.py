@@ -1,0 +1,88 @@
+"""Reads of windows that have been written, or are made of what was."""
+
+from __future__ import annotations
+
+from jaxpr_opt.analysis.masks.parts import origin
+from jaxpr_opt.analysis.sparse.shared_operands import shared
+from jaxpr_opt.analysis.windows.access import Access, access, reads_window
+from jaxpr_opt.analysis.windows.coinciding import are_comparable
+from jaxpr_opt.analysis.windows.window_primitives import WRITES, is_same_window
+from jaxpr_opt.bridge.parameters import fills
+from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.nesting import is_in_a_loop
+from jaxpr_opt.ir.traits import ELEMENTWISE
+
+
+def made_of_written(op: Op, made_by: Op) -> Access | None:
+    """What an op reads in a loop, if elementwise ops make that array of others in which the same
+    window was written, and of scalars; None if not.
+    """
+    read = access(op) if op.result.uses and is_in_a_loop(op) else None
+    # Condition 5 of forward-written-windows.
+    if read is None or fills(op):
+        return None
+    return read if op.region is made_by.region and _is_written(read, made_by) else None
+
+
+def _is_written(read: Access, made_by: Op) -> bool:
+    sizes = zip(read.sizes, read.array.shape, strict=True)
+    whole = {axis for axis, (size, n) in enumerate(sizes) if size == n}
+    pending, seen, is_found = [made_by.result], {made_by.result}, False
+    while pending and len(seen) <= limits.OPS_OF_A_ROW:
+        value = pending.pop()
+        op = value.op
+        # Condition 5 of forward-written-windows.
+        if whole >= {*shared(value).axes}:
+            continue
+        # Condition 5 of forward-written-windows.
+        if op is None or op.region is not made_by.region:
+            return False
+        if op.name in WRITES and is_same_window(read.op, op):
+            is_found = True
+            continue
+        # Condition 5 of forward-written-windows.
+        if op.name not in ELEMENTWISE:
+            return False
+        pending += [v for v in op.operands if v not in seen]
+        seen.update(op.operands)
+    return is_found and not pending
+
+
+def is_around(read: Access, write: Access) -> bool:
+    """Whether a read may and should go around a write."""
+    may = are_comparable(read, write)  # (4)
+    return may and not _is_more_than_array(read) and _is_only_read(write)
+
+
+def _is_more_than_array(read: Access) -> bool:
+    """Whether all windows that a read must go around are most of the array."""
+    windows, array = 0, read.array
+    while array.op is not None and (write := access(array.op)) is not None:
+        if write.kind == "read":
+            break
+        windows, array = windows + read.nbytes + write.nbytes, write.array
+        if cost_model().is_most(windows, array.nbytes):
+            return True
+    return False
+
+
+def _is_only_read(write: Access) -> bool:
+    """Whether a written array, maybe written again, would be dropped but for what reads windows of
+    it; or selected where it is written (`sink-select-into-update`).
+    """
+    windows, array = 0, write.op.result
+    while not cost_model().is_most(windows, array.nbytes):
+        onwards = [user for user in array.users if not reads_window(user, array)]
+        if len(onwards) != 1:
+            return not onwards
+        (user,) = onwards
+        if user.name == "select_n":
+            origins = [origin(user, case) for case in range(len(user.operands) - 1)]
+            return len(set(origins)) < len(origins)
+        further = access(user)
+        if further is None or further.array is not array:
+            return False
+        windows, array = windows + further.nbytes, user.result
+    return False

@@ -1,0 +1,12 @@
+"""Ops on the rows that matter.
+
+===============  =====================================================
+`read_rows`      the rows of results that are read
+`added_rows`     what is made of rows that are added to zeros
+`mapped_reads`   what is made of all rows of tables, then read
+`summed_rows`    rows that are added up, and then mapped
+`made_rows`      the rows of a stream, made in the step
+`mapped_rows`    what is made of the rows of a stack, made in the loop
+`selected_ends`  few elements of what would be sorted
+===============  =====================================================
+"""

@@ -1,0 +1,8 @@
+"""Writes of windows, and reads of what they write.
+
+===============  ======================================================
+`coinciding`     a read of a window that may be the one that is written
+`branch_writes`  writes of branches, after their cond
+`whole_writes`   writes to windows, as writes to the array
+===============  ======================================================
+"""

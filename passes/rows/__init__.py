@@ -1,0 +1,19 @@
+"""Ops compute only the rows that matter, and where that takes the least work.
+
+====================  ====================================================================
+`compute-read-rows`   ops compute only the rows that are read of what they lead to
+`compute-added-rows`  what is made of zeros but for rows is computed from the rows
+`take-top-k`          few elements at one end of a sorted array are selected
+`map-before-reading`  what is made of rows that are read often is made of a table's rows
+`add-before-mapping`  what is made of rows and then added up is made of their sums
+`make-streamed-rows`  what a loop streams is made row by row, in the step
+`map-stacked-rows`    what is made of each row of a stack is made in the loop, and stacked
+====================  ====================================================================
+
+As equations, with ``Z`` for an array of zeros::
+
+    f(a)[i]               = f(a[i])
+    f(a[ids])             = f(a)[ids]
+    g(Z.at[ids].set(v))   = Z.at[ids].set(g(v))
+    scan(f(a)[k] -> b)    = scan(a[k] -> f(a[k]) -> b)
+"""
