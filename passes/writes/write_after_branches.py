@@ -69,15 +69,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.in_place.buffers_in_branches import is_copied
 from jaxpr_opt.analysis.residuals.versions import is_stacked
 from jaxpr_opt.analysis.steps.one_function import unknown_op
 from jaxpr_opt.analysis.values.enclosing import is_differentiated, loop_of
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.analysis.writes.branch_writes import BranchWrites, branch_writes, is_for
+from jaxpr_opt.analysis.writes.branch_writes import BranchWrites, branch_writes
 from jaxpr_opt.builders.writes.branch_writes import split_after, write_after
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.devices import copies_for_branches
 from jaxpr_opt.ir.graph import Cond, Op, Scan
 from jaxpr_opt.ir.nesting import phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -152,7 +152,7 @@ def _why_not(writes: BranchWrites) -> str | None:
             return "JAX would add windows to zeros in the branches, and those to the cotangent"
         if any(map(is_stacked, (first.array, writes.result))):
             return None
-    is_in_place = _may_be_differentiated(cond) or not _is_copied(writes)
+    is_in_place = _may_be_differentiated(cond) or not is_copied(first.array, cond)
     if not _is_read_inside(writes) and is_in_place:
         return "XLA already writes it in place, in steps that take the branch only"
     return None if _is_worth(writes) else "a copy takes no longer than the window by itself"
@@ -175,25 +175,10 @@ def _is_worth(writes: BranchWrites) -> bool:
 
 def _is_read_inside(writes: BranchWrites) -> bool:
     """Whether a branch reads of the array as well, so that XLA copies it."""
-    branches = writes.cond.branches
-    return any(_reads(op) for op in _users(writes) if any(b.contains(op.region) for b in branches))
-
-
-def _is_copied(writes: BranchWrites) -> bool:
-    """Whether XLA copies the array at the cond: if the step reads of it for something else than the
-    cond, as XLA need not do so before the cond; and for other branches before JAX 0.11.
-    """
-    if copies_for_branches() and (len(writes.writes) > 2 or writes.writes[-1] is None):
-        return True
-    reads = filter(_reads, _users(writes))
-    return any(not is_for(read, writes.cond) for read in reads)
-
-
-def _users(writes: BranchWrites) -> list[Op]:
-    """The ops that read the array that is written to."""
-    return list(writes.made[0].array.users)
-
-
-def _reads(op: Op) -> bool:
-    """Whether an op reads a window."""
-    return (found := access(op)) is not None and found.kind == "read"
+    inside = (
+        op
+        for op in writes.made[0].array.users
+        if any(branch.contains(op.region) for branch in writes.cond.branches)
+    )
+    found = map(access, inside)
+    return any(each is not None and each.kind == "read" for each in found)

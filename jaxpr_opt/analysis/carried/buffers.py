@@ -7,6 +7,7 @@ windows of these versions is read and nothing but writes of windows makes one fr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxpr_opt.analysis.values.enclosing import is_differentiated
@@ -190,7 +191,7 @@ def becomes(earlier: Value, later: Value) -> bool:
             made_of = [op.operands[version.position]]
         elif isinstance(op, Cond):
             values = op.outcomes[op.results.index(version)].values
-            before = {_at_first(v, branch) for v, branch in zip(values, op.regions, strict=True)}
+            before = {first_version(v, op, _updated) for v in values}
             made_of = [v for v in before if v is not None] if len(before) == 1 else []
         elif isinstance(op, Scan | While):
             inner = (carry for carry in op.carries if carry.result is version)
@@ -209,13 +210,22 @@ def becomes(earlier: Value, later: Value) -> bool:
     return is_found
 
 
-def _at_first(value: Value, branch: Region) -> Value | None:
-    """The array of which a branch makes a value by writes; None if it is another one."""
-    while (op := value.op) is not None and op.region is branch:
-        if not _is_update(op):
-            return None
-        value = op.operands[0]
-    return value
+def first_version(
+    value: Value, cond: Cond, before: Callable[[Value], Value | None]
+) -> Value | None:
+    """The array from outside of a cond of which a branch makes a value, version by version; None if
+    it makes the value of something else.  `before`: the version that a version is made of.
+    """
+    found: Value | None = value
+    while found is not None and cond.defines(found):
+        found = before(found)
+    return found
+
+
+def _updated(version: Value) -> Value | None:
+    """What an op makes a version of, by a write or a reshape."""
+    op = version.op
+    return op.operands[0] if op is not None and _is_update(op) else None
 
 
 def _is_update(op: Op) -> bool:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from jaxpr_opt.analysis.carried.row_sources import SourceRows, keeps_order, pieces
+from jaxpr_opt.analysis.carried.row_sources import SourceRows, has_same_elements, pieces
 from jaxpr_opt.analysis.sparse.disjoint_pieces import is_one_by_one
 from jaxpr_opt.analysis.sparse.scatter_chains import Chain, Link, Piece, added
 from jaxpr_opt.analysis.values.renaming import is_noop_cast
@@ -183,7 +183,7 @@ def _follow(found: Ring) -> str | None:
             # Condition 2 of shift-in-place.
             elif not taken:
                 refused = refused or f"{op.name} reads all of {name}"
-        elif parts and keeps_order(op):
+        elif parts and has_same_elements(op):
             found.parts[op.result] = parts.pop()
             pending.add(op.result)
         found.taken.extend(part for part in parts if part not in found.taken)

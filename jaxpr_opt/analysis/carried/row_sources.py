@@ -7,12 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.values.renaming import is_noop_cast
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.bridge.parameters import (
     dimension_of,
-    is_in_order,
-    is_resharded,
     padding_of,
     sizes_of,
 )
@@ -168,7 +167,7 @@ def _is_in_order(known: Access) -> bool:
 def unshaped(array: Value) -> Iterator[Value]:
     """An array, and the arrays it is a reshape of."""
     yield array
-    while (op := array.op) is not None and keeps_order(op):
+    while (op := array.op) is not None and has_same_elements(op):
         array = op.operands[0]
         yield array
 
@@ -179,10 +178,6 @@ def _same_shape(array: Value) -> Value | None:
     return next((value for value in others if value.shape == array.shape), None)
 
 
-def keeps_order(op: Op) -> bool:
+def has_same_elements(op: Op) -> bool:
     """Whether an op makes an array of the same elements in the same order."""
-    if is_noop_cast(op) or op.name == "squeeze":
-        return True
-    if op.name == "broadcast_in_dim":
-        return op.result.size == op.operands[0].size and not is_resharded(op)
-    return op.name == "reshape" and is_in_order(op) and not is_resharded(op)
+    return is_noop_cast(op) or keeps_order(op)

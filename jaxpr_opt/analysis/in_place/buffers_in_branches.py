@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxpr_opt.analysis.carried.buffers import is_read_for
+from jaxpr_opt.analysis.carried.buffers import first_version, is_read_for
 from jaxpr_opt.analysis.carried.overwritten import overwrites, reads_a_window
 from jaxpr_opt.analysis.writes.branch_writes import is_for
 from jaxpr_opt.ir.devices import copies_for_branches
@@ -17,7 +17,7 @@ def buffers(cond: Cond) -> dict[Outcome, Value]:
     """
     found = {}
     for outcome in cond.outcomes:
-        array, *others = dict.fromkeys(_base(value, cond) for value in outcome.values)
+        array, *others = dict.fromkeys(first_version(v, cond, _overwritten) for v in outcome.values)
         # Condition 1 of write-in-branches.
         if array is None or others:
             continue
@@ -26,15 +26,10 @@ def buffers(cond: Cond) -> dict[Outcome, Value]:
     return found
 
 
-def _base(value: Value, cond: Cond) -> Value | None:
-    """The array from outside that a branch writes windows to; None if it does more with it."""
-    while cond.defines(value):
-        writes = overwrites(value.op) if value.op is not None else ()
-        array = next((write.array for write in writes if write.result is value), None)
-        if array is None:
-            return None
-        value = array
-    return value
+def _overwritten(version: Value) -> Value | None:
+    """What an op writes windows into to make a version."""
+    writes = overwrites(version.op) if version.op is not None else ()
+    return next((write.array for write in writes if write.result is version), None)
 
 
 def is_copied(array: Value, cond: Cond) -> bool:

@@ -5,6 +5,7 @@
 `any_row`          whether any row is taken
 `taken_steps`      how many steps are taken
 `early_exit`       a loop that stops early
+`stopping_loop`    its predicate, and one step of it
 `refilled_stacks`  what it stacks then
 `unless_finite`    a loop that stops if what it skips is finite
 `chosen_branches`  a branch for each case of a choice
