@@ -14,7 +14,8 @@ import pytest
 
 import jaxpr_opt
 from jaxpr_opt import testing
-from jaxpr_opt.cli.main import main, parser
+from jaxpr_opt.cli.grammar import parser
+from jaxpr_opt.cli.main import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

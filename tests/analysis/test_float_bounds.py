@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxpr_opt.analysis.values.float_bounds import RULES, bounds
+from jaxpr_opt.analysis.values.float_bounds import bounds
+from jaxpr_opt.analysis.values.float_rules import RULES
 from jaxpr_opt.ir.importer import import_jaxpr
 
 ODD = np.array(

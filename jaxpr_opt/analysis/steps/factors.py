@@ -21,7 +21,8 @@ import numpy as np
 from jaxpr_opt.analysis.steps.computed import Computed
 from jaxpr_opt.analysis.steps.skips import Skip
 from jaxpr_opt.analysis.steps.splats import Known, Splat
-from jaxpr_opt.analysis.values.float_bounds import Bounds, bounds
+from jaxpr_opt.analysis.values.float_bounds import bounds
+from jaxpr_opt.analysis.values.float_rules import Bounds
 from jaxpr_opt.analysis.values.ranges import RANGES, asked_for_nan, is_ranged
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model

@@ -4,6 +4,7 @@
 `constants`                           numbers that all elements are; undefined and weak types
 `affine`, `induction`, `intervals`    integers as functions of loop steps, and their ranges
 `float_bounds`                        between which numbers floats are, whatever the arguments
+`float_rules`                         what ops make of floats between two numbers
 `ranges`                              the least and the greatest number of an array, at run time
 `softmax`                             differences from the greatest of a row
 `step_numbers`                        integers of each step, known at compile time
