@@ -10,8 +10,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Collection, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    SupportsIndex,
+    TypeVar,
+    overload,
+)
 from weakref import WeakKeyDictionary
 
 import jax
@@ -19,7 +28,7 @@ import jax
 from jaxpr_opt import settings
 from jaxpr_opt.bridge import compat_call, guard
 from jaxpr_opt.bridge.compat_frames import boundary
-from jaxpr_opt.errors import nearest
+from jaxpr_opt.errors import check_function, nearest
 from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.optimized import Optimized
 
@@ -106,7 +115,8 @@ def optimize(
       A jitted function; without `fun`, a decorator.
 
     Raises:
-      TypeError: `fun` cannot be called, `reassociate` is not a bool, or an argument is unknown.
+      TypeError: `fun` cannot be called, or is a coroutine or a generator; `reassociate` is not a
+        bool; a position or name of `jax.jit` is none; or an argument is unknown.
       ValueError: an argument is invalid; the message names it, and what is expected.
 
     Example:
@@ -119,8 +129,7 @@ def optimize(
     if fun is None:
         given = {"passes": passes, "skip": skip, "donate": donate, "memory": memory}
         return functools.partial(optimize, **given, reassociate=reassociate, **jit_options)
-    if not callable(fun):
-        raise TypeError(f"optimize: fun must be callable, got {fun!r}")
+    check_function(fun, "optimize")
     if donate not in (None, "matched", "auto"):
         raise ValueError(f"optimize: donate={donate!r}: expected 'matched', 'auto' or None")
     _check_jit_options(jit_options)
@@ -225,8 +234,25 @@ def _without_jit(
 def _check_jit_options(options: dict[str, Any]) -> None:
     for name in options:
         if name not in _jit_options():
-            known = ["passes", "skip", "donate", "memory", *_jit_options()]
+            known = ["passes", "skip", "donate", "memory", "reassociate", *_jit_options()]
             raise TypeError(f"optimize: unknown argument {name!r}{nearest(name, known)}")
+    for name, (kind, expected) in _CHOSEN.items():
+        given = options.get(name)
+        is_listed = isinstance(given, Collection) and not isinstance(given, str)
+        each: Any = given if is_listed else () if given is None else (given,)
+        if not all(isinstance(n, kind) for n in each):
+            raise TypeError(f"optimize: {name}={given!r}: expected {expected}")
+
+
+_POSITIONS = (SupportsIndex, "a position or several, as 0 or (0, 2)")
+_NAMES = (str, "a name or several, as 'x' or ('x', 'y')")
+_CHOSEN: dict[str, tuple[Any, str]] = {
+    "static_argnums": _POSITIONS,
+    "donate_argnums": _POSITIONS,
+    "static_argnames": _NAMES,
+    "donate_argnames": _NAMES,
+}
+"""Options of `jax.jit` that choose arguments: the type of one, and what is expected."""
 
 
 @functools.cache

@@ -77,7 +77,7 @@ def everywhere(
         return
     from jaxpr_opt.engine import registry
 
-    scope = _scope()(registry.resolve(passes, skip, reassociate=reassociate))
+    scope = _scope()(registry.resolve(passes, skip, reassociate=reassociate, caller="everywhere"))
     with _installed(), scope:
         yield
 

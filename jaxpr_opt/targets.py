@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpr_opt.errors import TargetError, nearest
+from jaxpr_opt.errors import TargetError, indefinite, nearest, suspended
 from jaxpr_opt.frames import blame
 from jaxpr_opt.saving.read import Saved, load
 
@@ -188,8 +188,8 @@ def arguments_of(make: Callable[..., Any], name: str, *given: Any) -> Arguments:
     except (Exception, SystemExit) as error:
         raise TargetError(f"{name} raised {blame(error)}") from error
     if not isinstance(made, tuple):
-        kind = type(made).__name__
-        raise TargetError(f"{name} returned a {kind}: expected a tuple of arguments")
+        kind = indefinite(type(made).__name__)
+        raise TargetError(f"{name} returned {kind}: expected a tuple of arguments")
     is_pair = len(made) == 2 and isinstance(made[0], tuple) and isinstance(made[1], dict)
     args, kwargs = made if is_pair and all(isinstance(k, str) for k in made[1]) else (made, {})
     for leaf in jax.tree.leaves((args, kwargs)):
@@ -246,7 +246,7 @@ def check_call(
 
     The message says what it takes, and `hint` if arguments are missing.
     """
-    if kind := next((kind for kind, is_so in _SUSPENDED.items() if is_so(function)), None):
+    if kind := suspended(function):
         raise TargetError(f"{target} is {kind}: JAX traces functions that return arrays")
     try:
         signature = inspect.signature(function)
@@ -257,14 +257,6 @@ def check_call(
     except TypeError as error:
         next_step = f"; {hint}" if str(error).startswith("missing") else ""
         raise TargetError(f"{target} takes {_written(signature)}: {error}{next_step}") from error
-
-
-_SUSPENDED: dict[str, Callable[[Any], bool]] = {
-    "a coroutine": inspect.iscoroutinefunction,
-    "an asynchronous generator": inspect.isasyncgenfunction,
-    "a generator": inspect.isgeneratorfunction,
-}
-"""Functions that do nothing when they are called, by what they are called."""
 
 
 def _written(signature: inspect.Signature) -> str:

@@ -369,7 +369,14 @@ ERRORS = {
         "cli_programs:boom raised TypeError: boom() missing 1 required positional argument: 'x'"
     ),
     ("diff", "cli_programs:tripled", "--args", "f32[]", "--skip", "colapse-loops"): (
-        "there is no pass 'colapse-loops'; did you mean 'collapse-loops'?"
+        "--skip: there is no pass 'colapse-loops'; did you mean 'collapse-loops'?"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f32[]", "--passes", "colapse-loops"): (
+        "--passes: there is no pass 'colapse-loops'; did you mean 'collapse-loops'?"
+    ),
+    ("diff", "cli_programs:tripled", "--args", "f32[]", "-U", "-1"): (
+        "argument -U/--unified: expected a number of lines, as 3, got '-1'; see jaxpr-opt diff"
+        " --help"
     ),
     ("passes", "colapse-loops"): "there is no pass 'colapse-loops'; did you mean 'collapse-loops'?",
     ("diff", "cli_programs:loss", "cli_programs:tripled", *BOUNDED, "--skip", "simplify"): (

@@ -385,10 +385,34 @@ def test_references_are_left_alone():
 # ---------------------------------------------------------------- what it refuses
 
 
+async def _awaited(x):
+    return x
+
+
+def _yields(x):
+    yield x
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: optimize(3), r"^optimize: fun must be callable, got 3$"),
+        (
+            lambda: optimize(functools.partial(_awaited)),
+            r"^optimize: fun must return arrays, but _awaited is a coroutine$",
+        ),
+        (
+            lambda: optimize(_yields),
+            r"^optimize: fun must return arrays, but _yields is a generator$",
+        ),
+        (
+            lambda: optimize(jnp.sin, donate_argnums="x"),
+            r"^optimize: donate_argnums='x': expected a position or several, as 0 or \(0, 2\)$",
+        ),
+        (
+            lambda: optimize(jnp.sin, static_argnames=(0,)),
+            r"^optimize: static_argnames=\(0,\): expected a name or several, as 'x' or \('x', 'y'",
+        ),
         (
             lambda: optimize(jnp.sin, static_argnum=0),
             r"^optimize: unknown argument 'static_argnum'; did you mean 'static_argnums'\?$",
@@ -412,9 +436,12 @@ def test_bad_arguments_get_one_clear_line(call, message):
 
 @pytest.mark.parametrize("argument", ["passes", "skip"])
 def test_unknown_passes_get_one_clear_line(argument):
-    with pytest.raises(ValueError, match=r"there is no pass 'simplfy'") as error:
+    message = rf"{argument}: there is no pass 'simplfy'; did you mean 'simplify'\?$"
+    with pytest.raises(ValueError, match=rf"^optimize: {message}") as error:
         optimize(jnp.sin, **{argument: ["simplfy"]})
     assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=rf"^everywhere: {message}"):
+        jaxpr_opt.everywhere(**{argument: ["simplfy"]}).__enter__()
 
 
 def test_passes_are_chosen_by_name_with_dashes_or_underscores():

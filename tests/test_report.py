@@ -278,6 +278,12 @@ def test_what_is_no_function():
     with pytest.raises(TypeError, match="diff: against must be callable, got 3"):
         jaxpr_opt.diff(negate, X, against=3)
 
+    async def awaited(x):
+        return x
+
+    with pytest.raises(TypeError, match="explain: fun must return arrays, but awaited is a corout"):
+        jaxpr_opt.explain(awaited, X)
+
 
 def test_failures_are_part_of_the_report():
     both = jaxpr_opt.optimize(twice, passes=[Broken(), CancelNegations()])

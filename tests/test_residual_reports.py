@@ -231,6 +231,8 @@ def test_there_must_be_something_to_differentiate_by(call, message):
 def test_what_is_no_function_is_an_error():
     with pytest.raises(TypeError, match=r"^residuals: fun must be callable, got 3$"):
         jaxpr_opt.residuals(3)
+    with pytest.raises(TypeError, match=r"^<lambda> returned a str: JAX traces functions that"):
+        jaxpr_opt.residuals(lambda x: "sin", 1.0)
 
 
 # -- what is shown

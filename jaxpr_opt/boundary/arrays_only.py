@@ -15,6 +15,8 @@ from typing import Any
 import jax
 
 from jaxpr_opt.bridge import compat_call
+from jaxpr_opt.errors import NoArraysError, indefinite
+from jaxpr_opt.frames import name_of
 
 STATIC = ("static_argnums", "static_argnames")
 
@@ -57,7 +59,9 @@ def _is_opaque(leaf: Any) -> bool:
 
 
 def of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of `kept` arguments; what it returns beside arrays is left out."""
+    """A function of `kept` arguments; what it returns beside arrays is left out, and an error if
+    there are none.
+    """
 
     @functools.wraps(fun)
     def traceable(*args: Any, **kwargs: Any) -> Any:
@@ -67,6 +71,12 @@ def of_arrays(fun: Callable[..., Any]) -> Callable[..., Any]:
             is_leaf=lambda x: isinstance(x, _Kept),
         )
         made = fun(*args, **kwargs)
+        leaves = jax.tree.leaves(made)
+        if leaves and all(map(_is_opaque, leaves)):
+            kind = indefinite(type(leaves[0]).__name__)
+            raise NoArraysError(
+                f"{name_of(fun)} returned {kind}: JAX traces functions that return arrays"
+            )
         return jax.tree.map(lambda x: None if _is_opaque(x) else x, made)
 
     return traceable

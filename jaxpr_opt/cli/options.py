@@ -12,6 +12,7 @@ import jax
 
 from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.loops import differentiated
+from jaxpr_opt.engine import registry
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import blame, name_of
 from jaxpr_opt.ir.graph import Graph
@@ -64,10 +65,13 @@ def subject_of(target: str, options: argparse.Namespace, arguments: Arguments) -
     name, chosen = name_of(written), written
     if options.passes is not None or options.skip:
         only = None if options.passes is None else _names(options.passes)
+        skip = _names(options.skip)
         try:
-            chosen = observe.reselected(written, only, _names(options.skip))
-        except ValueError as error:  # no pass of that name
+            registry.check_names(only or (), "--passes")
+            registry.check_names(skip, "--skip")
+        except ValueError as error:
             raise TargetError(str(error)) from error
+        chosen = observe.reselected(written, only, skip)
     if options.argnums is not None and not options.grad:
         raise TargetError("--argnums needs --grad: it says what to differentiate by")
     if options.grad:

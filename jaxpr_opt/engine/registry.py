@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -94,10 +94,12 @@ def resolve(
     memory: str | float | None = None,
     *,
     reassociate: bool = False,
+    caller: str = "optimize",
 ) -> Pipeline:
     """The pipeline of these passes only (default: the library's), without those named in `skip`,
     within a memory budget: if none is given, that of the environment.  `reassociate`: with those
-    that change the order of sums, which the environment may allow, too.
+    that change the order of sums, which the environment may allow, too.  `caller`: whom messages
+    name.
 
     Names may be written with dashes or underscores.
 
@@ -108,11 +110,12 @@ def resolve(
     """
     budget = _budget_of_environment()
     if memory is not None:
-        budget = parse_budget(memory, "optimize: memory")
+        budget = parse_budget(memory, f"{caller}: memory")
     for argument, given in (("passes", passes), ("skip", skip)):
         omitted = argument == "passes" and given is None
         if not omitted and not _is_sequence_of_passes(given):
-            raise TypeError(f"optimize: {argument} must be a list of pass names, got {given!r}")
+            raise TypeError(f"{caller}: {argument} must be a list of pass names, got {given!r}")
+        check_names((n for n in given or () if isinstance(n, str)), f"{caller}: {argument}")
     for each in passes or ():
         if isinstance(each, Pass):
             _check_copy(each)
@@ -122,6 +125,18 @@ def resolve(
         budget,
         reassociate or _may_reassociate(),
     )
+
+
+def check_names(names: Iterable[str], where: str) -> None:
+    """Raise `ValueError` if a name is not that of a pass, nor of one that is gone.  `where`: what
+    the message begins with.
+    """
+    for name in names:
+        if name.replace("_", "-") not in RETIRED:
+            try:
+                named(name)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from None
 
 
 def _without_retired(skip: tuple[str, ...]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from jaxpr_opt import settings
 from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.bridge.interpreter_stack import uncollected
-from jaxpr_opt.errors import TargetError
+from jaxpr_opt.errors import TargetError, check_function
 from jaxpr_opt.frames import Frame, blame, is_installed, raised_at
 from jaxpr_opt.lint.baseline import Baseline
 from jaxpr_opt.lint.config import Config, codes_of
@@ -59,8 +59,7 @@ def lint(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Findings:
       >>> print(jaxpr_opt.lint(mean, jax.ShapeDtypeStruct((8,), "float32")))
       No findings.
     """
-    if not callable(fun):
-        raise TypeError(f"lint: fun must be callable, got {fun!r}")
+    check_function(fun, "lint")
     return Findings(check(as_loss(subject(fun, *args, **kwargs)), defaults()))
 
 
@@ -186,6 +185,8 @@ class Run:
             about.before = self.baseline.figures.get(target.name, {})
             about.earlier = self.baseline.of(target.name, self.config.root)
         error = about.failure
+        if isinstance(error, TargetError):
+            raise TargetError(f"{target.name}: {error}") from error
         if error is not None and not _explained(about, self.rules):
             raise TargetError(f"{target.name} raised while tracing: {blame(error)}") from error
         if error is None and not (about.graph.inputs or about.graph.outputs):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from jaxpr_opt.decorator import unwrap
-from jaxpr_opt.errors import TargetError
+from jaxpr_opt.errors import TargetError, check_function
 from jaxpr_opt.frames import Frame, name_of
 from jaxpr_opt.insight.powers import parse_limit
 from jaxpr_opt.lint.modes import traceable
@@ -203,8 +203,7 @@ def lint_target(
         raise TypeError(f"lint_target: args must be a function or a tuple, got {args!r}")
     if fun is None:
         return lambda fun: lint_target(fun, args=args, name=name, **settings)
-    if not callable(fun):
-        raise TypeError(f"lint_target: fun must be callable, got {fun!r}")
+    check_function(fun, "lint_target")
     try:
         spec, options = split_settings(settings)
     except ValueError as error:

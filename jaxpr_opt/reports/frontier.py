@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpr_opt.engine import registry
+from jaxpr_opt.errors import check_function
 from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.insight.journal import Rewrite
 from jaxpr_opt.ir.graph import Graph
@@ -168,8 +169,7 @@ def budget(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> Frontier:
       >>> others[-1].bytes < today.bytes / 5
       True
     """
-    if not callable(fun):
-        raise TypeError(f"budget: fun must be callable, got {fun!r}")
+    check_function(fun, "budget")
     return of_graph(observe.original(fun, args, kwargs), name_of(fun))
 
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from jaxpr_opt import settings
 from jaxpr_opt.bridge.compat_frames import boundary
 from jaxpr_opt.donation.plan import Donation, donation
+from jaxpr_opt.errors import check_function
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.journal import Journal
 from jaxpr_opt.insight.saved import inside
@@ -251,8 +252,7 @@ def diff(
 
 def _check_callable(caller: str, **functions: Any) -> None:
     for name, fun in functions.items():
-        if not callable(fun):
-            raise TypeError(f"{caller}: {name} must be callable, got {fun!r}")
+        check_function(fun, caller, name)
 
 
 def report(

@@ -22,6 +22,7 @@ from jaxpr_opt.boundary.arrays_only import arrays_only
 from jaxpr_opt.boundary.loops import differentiated
 from jaxpr_opt.bridge import compat_call
 from jaxpr_opt.bridge.compat_frames import boundary
+from jaxpr_opt.errors import check_function
 from jaxpr_opt.frames import name_of
 from jaxpr_opt.insight.journal import Journal, collect_journals
 from jaxpr_opt.insight.saved import Saved, kept_bytes, saved
@@ -65,8 +66,7 @@ def residuals(
       >>> [(each.name, each.shape, each.bytes) for each in kept_by_loss.kept]
       [('cos', 'f32[256]', 1024)]
     """
-    if not callable(fun):
-        raise TypeError(f"residuals: fun must be callable, got {fun!r}")
+    check_function(fun, "residuals")
     name = name_of(fun)
     graph = observe.original(fun, args, kwargs)
     if argnums is None and graph.has_gradient:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from jaxpr_opt import targets
 from jaxpr_opt.bridge.compat_frames import boundary
+from jaxpr_opt.errors import check_function
 from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.insight import growth as analysis
 from jaxpr_opt.insight.growth import Growth, Measure, Term, Trend
@@ -172,8 +173,7 @@ def traced_growth(
 ) -> Growth:
     """The figures of `growth`."""
     for what, value in (("fun", fun), ("args_at", args_at)):
-        if not callable(value):
-            raise TypeError(f"growth: {what} must be callable, got {value!r}")
+        check_function(value, "growth", what)
     if len(set(sizes)) < 2 or not all(n > 0 for n in sizes):
         raise ValueError(f"growth: sizes must be two positive integers or more, got {sizes!r}")
     given = {size: targets.arguments_of(args_at, "args_at", size) for size in sizes}

@@ -171,9 +171,11 @@ def test_a_target_that_is_not_there_hides_no_other(run, monkeypatch):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("async def f(x):\n    return x", "is a coroutine: JAX traces functions that return"),
-        ("def f(x):\n    yield x", "is a generator: JAX traces functions that return arrays"),
-        ("def f(name):\n    return name.upper()", "takes no arrays and returns none: there is"),
+        ("async def f(x):\n    return x", " is a coroutine: JAX traces functions that return"),
+        ("def f(x):\n    yield x", " is a generator: JAX traces functions that return arrays"),
+        ("def f(name):\n    return name.upper()", ": f returned a str: JAX traces functions that"),
+        ("class f:\n    def __init__(self, x):\n        pass", ": f returned a f: JAX traces"),
+        ("def f(name):\n    return None", " takes no arrays and returns none: there is"),
     ],
 )
 def test_what_is_no_function_of_arrays_is_an_error(run, function, says):
@@ -182,7 +184,7 @@ def test_what_is_no_function_of_arrays_is_an_error(run, function, says):
     code, out, err = run("lint", "other_model.py:f", "--args-from", "other_model.py:given")
     sys.modules.pop("other_model", None)
     assert (code, out) == (2, "")
-    assert err.startswith(f"jaxpr-opt: error: other_model.py:f {says}")
+    assert err.startswith(f"jaxpr-opt: error: other_model.py:f{says}")
 
 
 def test_growth_names_the_value_and_the_line(run):
