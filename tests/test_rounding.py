@@ -104,6 +104,7 @@ def test_layers_that_are_computed_again():
         pytest.param(lambda x, y: jnp.floor(x * y + y), 1, id="product and sum"),
         pytest.param(lambda x, y: jnp.floor(-(x * y)[::-1] + y), 1, id="moved product"),
         pytest.param(lambda x, y: jnp.abs(jnp.exp(x)) > y, 1, id="function"),
+        pytest.param(lambda x, y: jnp.isnan(jnp.exp(x)), 0, id="not a number"),
         pytest.param(lambda x, y: jnp.exp(x) == jnp.max(jnp.sin(y)), 2, id="two functions"),
         pytest.param(lambda x, y: jnp.exp(x).astype(int), 1, id="conversion"),
         pytest.param(lambda x, y: jnp.floor(jnp.floor(jnp.exp(x))), 1, id="a jump before"),

@@ -265,6 +265,15 @@ def test_branches_of_a_step_are_replayed():
     alone(SEGMENTS, program, "f32[4]", "f32[4]", fires=True)
 
 
+def test_what_is_asked_whether_it_is_a_number():
+    """(3) A number that is compared with itself is rounded once, as in the forward algorithm."""
+
+    def step(c, w):
+        return jnp.logaddexp(c * w, jnp.flip(c) + w), None
+
+    alone(SEGMENTS, gradient(step), "f32[4]", "f32[4]", fires=True)
+
+
 def test_condition_2_effects_in_a_branch():
     """Whoever counts in a branch would count twice."""
 

@@ -27,8 +27,13 @@ from jaxpr_opt.ir.traits import (
 
 
 def is_discontinuous(op: Op) -> bool:
-    """Whether a change of an operand's last bit may change the result by more than rounding."""
+    """Whether a change of an operand's last bit may change the result by more than rounding.
+
+    What is compared with itself is asked whether it is NaN, as in `jnp.logaddexp`.
+    """
     if not any(dtypes.is_inexact(v.dtype) for v in op.operands):
+        return False
+    if op.name in COMPARISONS and op.operands[0] is op.operands[1]:
         return False
     if op.name == "convert_element_type":
         return not dtypes.is_inexact(op.result.dtype)
