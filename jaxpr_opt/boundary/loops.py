@@ -27,6 +27,7 @@ from jaxpr_opt.ir.devices import is_manual, is_replicated
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import While, is_sized
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.nesting import runs
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.memory.budget import Budget
 
@@ -102,10 +103,13 @@ def _room(memory: Budget, loops: int) -> int | None:
 
 
 def _rows(loop: While, room: int | None) -> int:
-    """As many as XLA fills at once, but no more than a budget has room for, if there is one."""
+    """As many as XLA fills at once, for all steps of the loops around this one, but no more than a
+    budget has room for, if there is one.
+    """
     carried = [c.param for c in loop.carries if not c.is_invariant]
     if not all(is_sized(v.shape) for v in carried):
         return limits.LEAST_ROWS
     carry = max(sum(v.nbytes for v in carried), 1)
-    rows = min(max(limits.BYTES_OF_ROWS // carry, limits.LEAST_ROWS), limits.MOST_ROWS)
+    filled = limits.BYTES_OF_ROWS // (carry * runs(loop))
+    rows = min(max(filled, limits.LEAST_ROWS), limits.MOST_ROWS)
     return rows if room is None else min(rows, max(room // carry, limits.FEWEST_ROWS))
