@@ -111,8 +111,8 @@ MOST_ROWS = 257
 again."""
 
 BYTES_OF_ROWS = 2**18
-"""Bytes of carries that are kept if there are more than the least, in all steps of the loops around:
-XLA fills them in some microseconds, however few steps are taken."""
+"""Bytes of carries that are kept if there are more than the least, in all steps of the loops
+around: XLA fills them in some microseconds, however few steps are taken."""
 
 FEWEST_ROWS = 8
 """Carries that are kept however small a memory budget is: with them no step of 36 is computed more
