@@ -1,4 +1,4 @@
-"""What is wrong with what a user wrote: one sentence, and what to do next."""
+"""Errors in what a user wrote: one sentence, and what to do next."""
 
 from __future__ import annotations
 

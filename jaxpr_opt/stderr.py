@@ -1,4 +1,4 @@
-"""What is said on stderr: complaints, and at a terminal what is being done."""
+"""Messages on stderr: complaints, and at a terminal what is being done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tell = Callable[[str], None]
 @contextlib.contextmanager
 def working(what: str) -> Iterator[Tell]:
     """Show what is being done, and that it goes on; it is gone at the end."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console  # a complaint does not wait for it
@@ -23,5 +23,6 @@ def working(what: str) -> Iterator[Tell]:
 
 
 def complain(kind: str, message: str) -> None:
-    """One line."""
-    print(f"jaxpr-opt: {kind}: {message}", file=sys.stderr)
+    """One line; none if stderr is closed."""
+    if sys.stderr is not None:
+        print(f"jaxpr-opt: {kind}: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What the command line is about: a function and the types of its arguments.
+"""Targets of the command line: a function and the types of its arguments.
 
 ::
 

@@ -610,6 +610,20 @@ def test_as_a_program(folder):
     )
 
 
+def test_where_there_is_nothing_to_write_to(run, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", None)  # as `>&-` leaves it
+        code, _, err = run("explain", "cli_programs:tripled", "--args", "f32[3]")
+    assert code == 2
+    assert err == "jaxpr-opt: error: standard output is closed: results are written to it\n"
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stderr", None)
+        assert run("diff", "cli_programs:LIMIT")[:2] == (2, "")
+        code, out, _ = run("explain", "cli_programs:tripled", "--args", "f32[3]")
+    assert code == 0
+    assert out.startswith("tripled: ")
+
+
 def test_wide_types_where_they_are_on(folder):
     command = ("-m", "jaxpr_opt", "diff", "cli_programs:tripled", "--args", "f64[3]")
     found = _python(*command, cwd=folder, JAX_ENABLE_X64="1")

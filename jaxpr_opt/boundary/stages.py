@@ -1,5 +1,5 @@
-"""What `trace` and `lower` give where the program that is compiled has other arguments than the
-user's function: only some of them, in another order, as a flat list.
+"""The results of `trace` and `lower` where the program that is compiled has other arguments than
+the user's function: only some of them, in another order, as a flat list.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What JAX's private parts say of devices: which axes of a mesh are manual, whether XLA may divide
-arrays over devices without a word in their types, which arguments' memory it may use, and what its
+"""JAX's private facts about devices: which axes of a mesh are manual, whether XLA may divide arrays
+over devices without a word in their types, which arguments' memory it may use, and what its
 versions do otherwise.
 """
 

@@ -1,4 +1,4 @@
-"""What one loop stacks for another: stack a value, carry rows to readers, drop stacks."""
+"""Pass values from one loop to another: stack a value, carry rows to readers, drop stacks."""
 
 from __future__ import annotations
 

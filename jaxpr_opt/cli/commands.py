@@ -1,4 +1,4 @@
-"""What the commands of ``jaxpr-opt`` do; each returns its exit code."""
+"""The commands of ``jaxpr-opt``; each returns its exit code."""
 
 from __future__ import annotations
 

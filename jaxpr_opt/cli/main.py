@@ -24,6 +24,9 @@ from jaxpr_opt.stderr import complain
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    if sys.stdout is None:
+        complain("error", "standard output is closed: results are written to it")
+        return 2
     console = Console(markup=False, highlight=False, emoji=False)
     wants_traceback = "--traceback" in argv
     try:

@@ -1,4 +1,4 @@
-"""What compiling says of two programs: seconds, and the bytes XLA sets aside."""
+"""Compile two programs: the seconds that takes, and the bytes that XLA sets aside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of commands about one function mean: its arguments, its gradient, its passes."""
+"""The options of commands about one function: its arguments, its gradient, its passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What XLA fuses: which ops it computes inside their readers, and which by themselves.
+"""The rules of fusion: which ops XLA computes inside their readers, and which by themselves.
 
 A fusion is one loop over the elements of its results. XLA computes an op inside the fusion that
 reads it if that is simple: elementwise ops and data movement, for every reader again if they are

@@ -1,4 +1,4 @@
-"""What XLA makes of a program on a device: fusions, copies, loops that are one function."""
+"""The program that XLA makes on a device: fusions, copies, loops that are one function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ops of a program cost: floating-point operations and bytes moved.
+"""The cost of the ops of a program: floating-point operations and bytes moved.
 
 Costs are values: they add up along a region, multiply with the length of a scan (``cost(scan[n]) ==
 n * cost(body)``), and the most expensive branch of a cond counts. An unknown cost is None, and so

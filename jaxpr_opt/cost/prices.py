@@ -1,4 +1,4 @@
-"""What things cost on a device, in seconds: bytes, ops, steps of loops.
+"""The prices of a device, in seconds: bytes, ops, steps of loops.
 
 What is not known costs infinitely many.
 """

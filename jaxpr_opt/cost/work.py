@@ -1,4 +1,4 @@
-"""What a program does over a whole run, op by op: bytes touched and operations, loops unrolled.
+"""The work of a program over a whole run, op by op: bytes touched and operations, loops unrolled.
 
 `jaxpr_opt.cost.ops` prices every op by itself.  Here an array that is written in place costs
 the window that is written, one that is copied first all of it; so the work of a loop grows with

@@ -1,4 +1,4 @@
-"""What the bytecode of a calling function says about one of its calls: what is called, which local
+"""Read the bytecode of a calling function around one of its calls: what is called, which local
 variables are passed, and whether any of them is read again.
 
 CPython 3.11 to 3.13.  What is not understood here is no answer: a sentence instead of a `Site`.

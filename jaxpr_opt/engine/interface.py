@@ -1,4 +1,4 @@
-"""What a pass is.
+"""The interface of a pass.
 
 A pass is three functions: `find` yields the places where it might apply, `refuse` says why a place
 must stay unchanged (or None), `rewrite` changes it. `find` and `refuse` are pure. The linter and

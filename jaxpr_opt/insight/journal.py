@@ -1,4 +1,4 @@
-"""What passes did to a program: the record that `explain` reads."""
+"""The record of what passes did to a program, which `explain` reads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a gradient stores: values that its forward pass makes, or is given, and its backward pass
-reads.
+"""Values that a gradient stores: its forward pass makes them, or is given them, and its backward
+pass reads them.
 
 In the program of a gradient (``value_and_grad``, a training step, a loop around one) both passes
 are one straight line. JAX's name stack tells them apart: of the earlier values, an op that was made

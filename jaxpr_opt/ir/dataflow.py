@@ -1,4 +1,4 @@
-"""What values are made of, and what is made of them."""
+"""The values that a value is made of, and the values that are made of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an op is in: regions, loops, calls, a program; and which values it may read there."""
+"""The regions, loops, calls and program around an op, and the values that it may read there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each kind of op must look like: the half of `verify` that takes ops one by one."""
+"""Checks of each kind of op: the half of `verify` that takes ops one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes did and would not do to a program, line by line: rules that are findings of these."""
+"""Rules whose findings are what passes did and would not do to a program, line by line."""
 
 from __future__ import annotations
 

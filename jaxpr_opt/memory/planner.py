@@ -1,4 +1,4 @@
-"""Which program a memory budget buys: what is offered, and the one to take.
+"""Choose a program for a memory budget.
 
 A *budget stage* is passes that trade seconds for memory as the cost model says: what a byte is
 worth (`CostModel.byte`), and which part of what straight-line code holds it is to hold

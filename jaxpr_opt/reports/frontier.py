@@ -1,4 +1,4 @@
-"""What a memory budget buys: the programs that `optimize(memory=...)` chooses from."""
+"""The programs that `optimize(memory=...)` chooses from: their memory and their time."""
 
 from __future__ import annotations
 

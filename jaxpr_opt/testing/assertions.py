@@ -1,4 +1,4 @@
-"""What tests say of a program: what its gradient keeps, how fast it grows, that two are the same.
+"""Assertions about a program: what its gradient keeps, how fast it grows, that two are the same.
 
 ::
 

@@ -1,4 +1,5 @@
-"""What devices exchange in a compiled program: collectives, their bytes, how often they run.
+"""The data that devices exchange in a compiled program: collectives, their bytes, how often they
+run.
 
 ::
 

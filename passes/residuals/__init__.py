@@ -1,4 +1,4 @@
-"""Where a transposed loop gets the values of the forward loop from.
+"""Sources from which a transposed loop gets the values of the forward loop.
 
 AD stacks them all.  Each pass here knows another source, and asks the cost model for its price:
 

@@ -1,5 +1,5 @@
-"""What is summed up over a batch: gradients of what its rows share, products or scatters of
-each.
+"""Products and scatters of each row of a batch whose results are summed over the batch: gradients
+of what the rows share.
 """
 
 from __future__ import annotations

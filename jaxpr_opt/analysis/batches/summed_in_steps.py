@@ -1,4 +1,6 @@
-"""What a loop adds up or stacks for each row of a batch, and what is then summed up over it."""
+"""Values that a loop stacks or adds up for each row of a batch, and that are then summed over the
+batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step makes of the rows of what a loop carries, of which a step changes few.
+"""Functions of the rows of a carried array, of which a step changes few rows.
 
 If a step changes row `i` of ``x`` only, and each row of ``f(x)`` is made of one row of it, ``f(x)``
 of the next step is that of this one, but for row `i`. A step changes rows by writing windows, or by

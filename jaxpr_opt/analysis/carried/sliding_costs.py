@@ -1,4 +1,4 @@
-"""Whether the rows of a carried buffer are better stacked than updated in place."""
+"""The cost of stacking the rows of a carried buffer, against that of updating it in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ops of an optimizer's step make where a gradient is zero."""
+"""The results of the ops of an optimizer where the gradient is zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arrays a program has in memory once XLA has fused it, and which ops read them.
+"""The arrays that a program has in memory once XLA has fused it, and the ops that read them.
 
 XLA computes an op inside its reader, if it can (`jaxpr_opt.cost.fusion`): then its result is never
 an array, and its operands stay alive until then.

@@ -1,4 +1,5 @@
-"""Which of XLA's loops compute an op inside of them, and at how many places.
+"""The loops that XLA makes of a program: the ops that each computes inside of it, and at how many
+places.
 
 A loop makes the elements of one array in memory, and what only it reads is computed inside of it.
 For one element of the array it computes an op at one place for all readers that keep its shape or

@@ -1,4 +1,4 @@
-"""What is known of arrays that are zero but for one place along some axes, or several a row."""
+"""A description of arrays that are zero but for one place along some axes, or for several a row."""
 
 from __future__ import annotations
 

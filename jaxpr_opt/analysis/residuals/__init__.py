@@ -1,4 +1,4 @@
-"""What one loop stores for another, and where else its readers can get it.
+"""Residuals: what one loop stores for another, and where else its readers can get it.
 
 ================================================  ==========================================
 the planner, from the question to the answer

@@ -1,5 +1,5 @@
-"""What a step computes in some of the cases of a choice only: what a `select` drops in the others,
-and products with its zeros in a loop of cotangents.
+"""The work of a step that counts in some cases of a choice only: a `select` drops it in the others,
+or a loop of cotangents multiplies it by zeros there.
 
 The rest of the step may read that, and that what the rest makes of it: then it is divided into
 layers, each of which is computed at once.

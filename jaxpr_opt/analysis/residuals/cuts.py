@@ -1,4 +1,5 @@
-"""What a forward loop stores for the loops that read it row by row: minimum cuts of its step.
+"""Residuals that a forward loop stores for the loops that read it row by row: minimum cuts of its
+step.
 
 A residual is some value of a step. Instead of it, values that it is computed from can be stacked,
 and the rest recomputed where it is read. A `Cut` names both.

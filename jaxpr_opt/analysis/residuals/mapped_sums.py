@@ -1,4 +1,4 @@
-"""What a loop may add up instead of linear maps of it, so that the sum is mapped once, after it.
+"""Sums of a loop that are mapped once after it, in place of sums of linear maps.
 
 ``f(v1) + f(v2) = f(v1 + v2)`` where f is the same in each step. Of what is linear in something that
 changes from step to step, a minimum cut chooses what to add up: it prices the sums of a step, and

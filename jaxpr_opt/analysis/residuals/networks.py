@@ -1,4 +1,4 @@
-"""Which values to store, so that others can be computed from them at the least price.
+"""Choose the values to store, so that others can be computed from them at the least price.
 
 A minimum cut of a flow network. An edge from the source to an op has the price of repeating the op;
 an edge from an op to its result has the price of storing the result; an edge from an operand to its

@@ -1,4 +1,6 @@
-"""What it takes to recompute the steps of a loop for loops that read its stacks row by row."""
+"""Everything that it takes to recompute the steps of a loop for loops that read its stacks row by
+row.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it costs to store a value of a step, or to compute it again in the loops that read it.
+"""The prices of storing a value of a step, and of computing it again in the loops that read it.
 
 These are the prices of the minimum cut. Storing asks the table of `suppliers`, repeating the table
 of `repeated_ops`.

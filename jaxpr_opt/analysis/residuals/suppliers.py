@@ -1,4 +1,4 @@
-"""Where a loop can get a value of another loop's step from, if not from a stack of all its rows.
+"""Sources of a value of another loop's step, other than a stack of all its rows.
 
 `SUPPLIERS` is a table. A line has the source, the values of a step that it can supply, with the
 bytes that a step then stores for each, and the pass that carries it out. The planner asks all of

@@ -1,4 +1,4 @@
-"""What is made, row by row, of zeros to which rows are added, until it is summed up over the rows.
+"""Functions, row by row, of zeros to which rows are added, up to a sum over the rows.
 
 It is the transpose of `jaxpr_opt.analysis.rows.read_rows`: a read of some rows of what ops
 compute row by row becomes an addition of rows to zeros, of which the transposes of the ops compute

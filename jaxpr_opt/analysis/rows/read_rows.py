@@ -1,4 +1,4 @@
-"""Which ops need to compute only some rows, because no others of what they lead to are read.
+"""Ops that need to compute only some rows, because no others of what they lead to are read.
 
 From the read backwards, an op needs to compute a part of its result if all its readers need the
 same part; which part of its operands it then needs, `row_axes` says.  An array may be read at

@@ -1,4 +1,4 @@
-"""Which axis of a result an axis of an operand becomes, where each row stays by itself.
+"""The axis of a result that an axis of an operand becomes, where each row stays by itself.
 
 An op keeps the rows of an axis apart if row `b` of the result depends on row `b` of the operand
 only, and on nothing else of it. `vmap` makes ops that keep the rows of a batch apart.

@@ -1,4 +1,4 @@
-"""What is made of rows, and added up over all places, or over those of each row of a table.
+"""Functions of rows that are added up, over all places or over those of each row of a table.
 
 It is the transpose of `jaxpr_opt.analysis.rows.mapped_reads`: of ops that compute row by row
 what is read of a table, the gradient is linear, row by row, in cotangents of all places, until

@@ -1,4 +1,4 @@
-"""What elementwise ops make of an array that is zero but for rows."""
+"""The results of elementwise ops on an array that is zero but for rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a window in zeros, moved before the write: it is made of the window only.
+"""Functions of an array that is zero but for a window, computed from the window only.
 
 Transposes of reads make such arrays, and transposes of what made the table then map them: of a
 transposed or reshaped table, of ``-table``, of ``tanh(table)``.

@@ -1,4 +1,4 @@
-"""What values become when some predicates are known: one forward walk that writes nothing.
+"""The values of a step when some predicates are known: one forward walk that writes nothing.
 
 `Assumed(region, {p: False})` answers, for every value in the region, what it equals in a step in
 which `p` is false everywhere: itself, another value, or a `Splat` (all elements one known scalar).

@@ -1,4 +1,4 @@
-"""What a step computes if something is assumed of it."""
+"""The ops that a step needs if something is assumed of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What skipped steps multiply by zero, and whether that is finite.
+"""Values that skipped steps multiply by zero, and whether they are finite.
 
 ``total + alive * reward`` does not change in a step where `alive` is zero and the reward is finite:
 zero times infinity is NaN. So a loop may stop at the last step taken if the rewards of all later

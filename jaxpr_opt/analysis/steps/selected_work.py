@@ -1,4 +1,4 @@
-"""Which ops run for one case of some selects only."""
+"""Ops that run for one case of some selects only."""
 
 from __future__ import annotations
 

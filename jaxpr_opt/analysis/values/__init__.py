@@ -1,4 +1,4 @@
-"""What is known of single values, and of the expressions that compute them.
+"""Facts about single values, and about the expressions that compute them.
 
 ====================================  ======================================================
 `constants`                           numbers that all elements are; undefined and weak types

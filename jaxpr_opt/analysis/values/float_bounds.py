@@ -1,4 +1,4 @@
-"""Between which numbers the elements of an array of floats are, whatever the arguments are.
+"""The least and the greatest number in an array of floats, whatever the arguments are.
 
 ``where(s > 0, rsqrt(s + 1e-7), 0)`` is never infinite and never NaN; nor is a random number of a
 normal distribution, which JAX makes of one between -1 and 1. So zero times it is zero. What is

@@ -1,4 +1,4 @@
-"""What ops make of floats between two numbers.
+"""Bounds of the results of ops on floats, by the bounds of their operands.
 
 `RULES` is a table: an op, and the bounds of its result by those of its operands. Ends that are
 rounded are moved apart by as much, and numbers that may be flushed to zero are zero.

@@ -1,4 +1,4 @@
-"""What a step computes that its loop has computed before: in the predicate, or in the step before.
+"""Values that a step computes, and the predicate or the step before has computed already.
 
 The step after one that computes ``f(y)`` and hands on ``x = y`` may compute ``f(x)`` again, as a
 leapfrog scheme does with forces. If a step hands on ``select(p, x, y)``, as a Metropolis step does,

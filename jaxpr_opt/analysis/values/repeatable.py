@@ -1,4 +1,4 @@
-"""What cheap ops make inside of a branch, and may be made before it instead."""
+"""Cheap ops of a branch that may run before it instead."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a truth value says of its operands: if ``a | b`` is false, so are `a` and `b`; and of the
-integers that it compares: if ``(s != 2) & (s != 3)`` is false, each is 2 or 3.
+"""Facts that follow from a truth value: if ``a | b`` is false, so are `a` and `b`; if ``(s != 2) &
+(s != 3)`` is false, `s` is 2 or 3.
 """
 
 from __future__ import annotations

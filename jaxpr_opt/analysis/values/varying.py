@@ -1,4 +1,4 @@
-"""Which values change from step to step of a loop, and why."""
+"""Values that change from step to step of a loop, and the reason why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an op makes of one row of a batch, for all rows."""
+"""Compute an op for one row of a batch, and use the result for all rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loops store for other loops, and compute again.
+"""Residuals that loops store for other loops, or compute again.
 
 ======================  ========================================================
 `outer_values`          values that are the same in each step

@@ -1,4 +1,4 @@
-"""What is made of rows that are added to zeros, computed from the rows alone."""
+"""Compute functions of rows that are added to zeros from the rows alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the rows of tables, and read at many places."""
+"""Compute a function of the rows of tables once, and read the result at many places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made of the rows of a stack, made in the loop that stacks them."""
+"""Compute a function of the rows of a stack in the loop that stacks them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reduction of an array comes to that is made of zeros but for rows."""
+"""Reduce an array that is made of zeros but for rows."""
 
 from __future__ import annotations
 

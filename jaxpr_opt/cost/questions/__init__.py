@@ -1,4 +1,4 @@
-"""What passes, lint and reports ask where they weigh one program against another.
+"""Questions that passes, lint and reports ask to weigh one program against another.
 
 ===========  ==========================================================================
 `memory`     what a byte is worth, and what is stored, not computed again

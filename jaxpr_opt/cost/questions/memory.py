@@ -1,4 +1,4 @@
-"""What a byte of memory is worth, and what is stored, not computed again."""
+"""Questions about memory: the worth of a byte, and whether to store or to compute again."""
 
 from __future__ import annotations
 

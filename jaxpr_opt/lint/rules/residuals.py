@@ -1,4 +1,4 @@
-"""What a loop stores in every step for its gradient, and need not."""
+"""Rules about values that a loop stores in every step for its gradient, and need not."""
 
 from __future__ import annotations
 
