@@ -139,7 +139,7 @@ def parse_argument(spec: str) -> Any:
         return value
     raise TargetError(
         f"cannot read the argument {spec!r}: write a dtype and a shape, as f32[8,128] or i32[],"
-        " or a Python number; for anything else use --args-from"
+        " or a Python number; for anything else name a function, with --args-from or in `args`"
     )
 
 

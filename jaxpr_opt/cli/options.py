@@ -17,6 +17,7 @@ from jaxpr_opt.errors import TargetError
 from jaxpr_opt.frames import blame, name_of
 from jaxpr_opt.ir.graph import Graph
 from jaxpr_opt.reports import observe
+from jaxpr_opt.reports.residuals import ArgnumsError, checked
 from jaxpr_opt.stderr import working
 from jaxpr_opt.targets import (
     Arguments,
@@ -76,6 +77,10 @@ def subject_of(target: str, options: argparse.Namespace, arguments: Arguments) -
         raise TargetError("--argnums needs --grad: it says what to differentiate by")
     if options.grad:
         argnums = argnums_of(options.argnums)
+        try:
+            checked(argnums, arguments[0])
+        except ArgnumsError as error:
+            raise TargetError(f"{target}: {error}") from error
         name = f"grad({name})"
         written, chosen = _gradient(written, argnums), _gradient(chosen, argnums)
     return Subject(name, written, chosen)

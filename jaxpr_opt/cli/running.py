@@ -11,9 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpr_opt import settings
 from jaxpr_opt.cli.linting import save
 from jaxpr_opt.errors import TargetError
 from jaxpr_opt.lint import config
+from jaxpr_opt.memory.budget import parse_budget
 from jaxpr_opt.printing import plural, show
 from jaxpr_opt.run import new_targets
 from jaxpr_opt.saving.process import check, command, programs
@@ -23,6 +25,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """`jaxpr-opt run`: where that is possible, this process becomes the script's."""
     del console
     words, is_module = _words(options)
+    _check_environment()
     line = command(
         words,
         is_module,
@@ -38,6 +41,16 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if os.name == "posix":
         os.execv(sys.executable, line)
     return subprocess.call(line)  # where a process cannot become another
+
+
+def _check_environment() -> None:
+    """Raise `TargetError` for a budget that the process of the script could not read."""
+    written = os.environ.get(settings.MEMORY)
+    try:
+        if written:
+            parse_budget(written, settings.MEMORY)
+    except ValueError as error:
+        raise TargetError(str(error)) from error
 
 
 def init(options: argparse.Namespace, console: Console) -> int:

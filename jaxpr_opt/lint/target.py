@@ -111,7 +111,12 @@ class Target:
         """The types of the arguments: the target's own, or those of one size of its scale."""
         given, scale = self.given, self.spec.scale
         if not callable(given):
-            return tuple(_argument(each) for each in given or ()), {}
+            try:
+                return tuple(_argument(each) for each in given or ()), {}
+            except TargetError as error:
+                if self.is_asked:
+                    raise
+                raise TargetError(f"{self.name}: args: {error}") from error
         name = self.source or name_of(given)
         if size is not None and scale is not None:
             given = functools.partial(given, **{scale.name: size})

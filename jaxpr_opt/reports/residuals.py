@@ -72,15 +72,17 @@ def residuals(
     if argnums is None and graph.has_gradient:
         return _account(name, graph, saved(graph), None)
     fun, args, kwargs = arrays_only(fun, args, kwargs)
-    numbers = _checked(argnums, args)
+    numbers = checked(argnums, args)
     how = functools.partial(_joint, numbers=numbers, args=args, kwargs=kwargs, forward=graph)
     joint, facts = differentiated(how, fun)
     wrt = [leaf for number in numbers for leaf in jax.tree.leaves(args[number])]
     return _account(f"grad({name})", joint, facts, wrt)
 
 
-def _checked(argnums: int | Sequence[int] | None, args: Sequence[Any]) -> tuple[int, ...]:
-    """The positions of the arguments to differentiate by, all of them there and of floats."""
+def checked(argnums: int | Sequence[int] | None, args: Sequence[Any]) -> tuple[int, ...]:
+    """The positions of the arguments to differentiate by, all of them there and of floats; None
+    stands for the first that holds floats.
+    """
     if argnums is None:
         argnums = [i for i, each in enumerate(args) if _has_floats(each)][:1]
         if not argnums:
@@ -101,7 +103,9 @@ def _has_floats(argument: Any) -> bool:
 
 def _is_inexact(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
-    return jnp.issubdtype(np.result_type(leaf) if dtype is None else dtype, jnp.inexact)
+    if dtype is None:
+        return isinstance(leaf, float | complex)
+    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _joint(

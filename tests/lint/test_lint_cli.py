@@ -153,6 +153,14 @@ def test_arguments_that_do_not_fit_are_annotated_at_the_function(run, monkeypatc
     assert out.startswith(f"::error file=lint_model.py,line={line},")
 
 
+def test_arguments_that_cannot_be_read_name_their_target(run):
+    wrong = PROJECT.replace('"lint_model.py:arguments"', '["f32[3"]')
+    Path("pyproject.toml").write_text(wrong)
+    code, _, err = run("lint")
+    assert code == 2
+    assert err.startswith("jaxpr-opt: error: step: args: cannot read the argument 'f32[3': write")
+
+
 def test_a_target_that_is_not_there_hides_no_other(run, monkeypatch):
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
     table = PROJECT.replace("targets.step", "targets.gone").replace(":loss", ":los")

@@ -185,6 +185,17 @@ def test_mistakes_are_one_line(words, says, capsys, monkeypatch):
     assert error.count("\n") == 1
 
 
+def test_a_budget_that_is_none_is_one_line(capsys, monkeypatch):
+    from jaxpr_opt.cli import main
+
+    monkeypatch.chdir(SCRIPTS)
+    monkeypatch.setenv("JAXPR_OPT_MEMORY", "12 GiG")
+    assert main(["run", "ppo.py"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("jaxpr-opt: error: JAXPR_OPT_MEMORY='12 GiG': expected bytes, as 65536")
+    assert err.count("\n") == 1
+
+
 def test_a_notebook_is_no_script(tmp_path, capsys):
     from jaxpr_opt.cli import main
 
