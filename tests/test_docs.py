@@ -2,6 +2,7 @@
 
 import doctest
 import inspect
+import pkgutil
 import re
 import shlex
 import tomllib
@@ -117,6 +118,20 @@ def test_examples_of_docstrings(name):
     ran = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
     assert ran.attempted
     assert not ran.failed
+
+
+def test_modules_and_files_that_are_named_are_there():
+    """In pages and in docstrings."""
+    sources = [*PAGES, ROOT / "CONTRIBUTING.md", *(ROOT / "passes").rglob("*.py")]
+    sources += (ROOT / "jaxpr_opt").rglob("*.py")
+    text = "\n".join(path.read_text() for path in sources)
+    names = set(re.findall(r"`(jaxpr_opt(?:\.\w+)+)`", text))
+    files = set(re.findall(r"`((?:jaxpr_opt|passes|tests|bench|examples)/[\w/]+\.\w+)`", text))
+    assert len(names) > 50
+    assert len(files) > 10
+    for name in names:
+        pkgutil.resolve_name(name)
+    assert not {file for file in files if not (ROOT / file).is_file()}
 
 
 def test_every_page_is_linked_from_the_index():
