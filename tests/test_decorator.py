@@ -393,6 +393,10 @@ def _yields(x):
     yield x
 
 
+class _Mute(Pass):
+    pass
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -422,6 +426,14 @@ def _yields(x):
         (lambda: optimize(jnp.sin, skip="simplify"), r"skip must be .*, got 'simplify'$"),
         (lambda: optimize(jnp.sin, skip=[4]), r"skip must be .*, got \[4\]$"),
         (lambda: optimize(jnp.sin, skip=None), r"skip must be .*, got None$"),
+        (
+            lambda: optimize(jnp.sin, passes=[_Mute]),
+            r"^optimize: passes: _Mute is a class: write _M",
+        ),
+        (
+            lambda: optimize(jnp.sin, passes=[_Mute()]),
+            r"^optimize: passes: _Mute does not define a name$",
+        ),
         (
             lambda: settings.override(fast=True).__enter__(),
             r"^unknown setting 'fast': expected one of check, ",

@@ -122,7 +122,7 @@ class Pass(Generic[M]):
 
     def find(self, op: Any) -> Iterator[M]:
         """Matches anchored at `op`, which is of one of the classes in `anchors`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define find")
 
     def refuse(self, match: M) -> str | None:  # noqa: ARG002
         """Why the match must stay as it is, naming the value at fault; None if it may be rewritten.
@@ -133,7 +133,7 @@ class Pass(Generic[M]):
 
     def rewrite(self, match: M, rw: Rewriter) -> None:
         """Apply the match, which `refuse` has just let pass."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not define rewrite")
 
 
 class PassError(Exception):

@@ -104,24 +104,25 @@ def resolve(
     Names may be written with dashes or underscores.
 
     Raises:
-      TypeError: `passes` or `skip` is not a sequence of names or passes, or a pass is of a second
-        copy of the library.
+      TypeError: `passes` or `skip` is not a sequence of names or passes; a pass lacks its name or a
+        function; or it is of a second copy of the library.
       ValueError: a name is not that of a pass, or the budget is none.
     """
     budget = _budget_of_environment()
     if memory is not None:
         budget = parse_budget(memory, f"{caller}: memory")
-    for argument, given in (("passes", passes), ("skip", skip)):
-        omitted = argument == "passes" and given is None
-        if not omitted and not _is_sequence_of_passes(given):
-            raise TypeError(f"{caller}: {argument} must be a list of pass names, got {given!r}")
-        check_names((n for n in given or () if isinstance(n, str)), f"{caller}: {argument}")
-    for each in passes or ():
-        if isinstance(each, Pass):
-            _check_copy(each)
+    if passes is not None:
+        _check_listed(passes, f"{caller}: passes")
+        for each in passes:
+            if isinstance(each, Pass):
+                _check_copy(each)
+        check_names((n for n in passes if isinstance(n, str)), f"{caller}: passes")
+    _check_listed(skip, f"{caller}: skip")
+    left_out = tuple(str(getattr(n, "name", n)) for n in skip)
+    check_names(left_out, f"{caller}: skip")
     return _resolved(
         None if passes is None else tuple(passes),
-        _without_retired(tuple(getattr(n, "name", n) for n in skip)),
+        _without_retired(left_out),
         budget,
         reassociate or _may_reassociate(),
     )
@@ -153,12 +154,26 @@ def _budget_of_environment() -> Budget | None:
     return parse_budget(written, settings.MEMORY) if written else None
 
 
-def _is_sequence_of_passes(given: object) -> bool:
-    return (
-        isinstance(given, Sequence)
-        and not isinstance(given, str)
-        and all(isinstance(n, str | Pass) for n in given)
-    )
+def _check_listed(given: object, where: str) -> None:
+    """Raise `TypeError` for what is no list of names and passes, and for what is no whole pass: a
+    class, or a pass without a name or `find`.
+    """
+    listed = given if isinstance(given, Sequence) and not isinstance(given, str) else (None,)
+    for each in listed:
+        if isinstance(each, type) and issubclass(each, Pass):
+            raise TypeError(f"{where}: {each.__name__} is a class: write {each.__name__}()")
+        if not isinstance(each, str | Pass):
+            raise TypeError(f"{where} must be a list of pass names, got {given!r}")
+        if isinstance(each, Pass):
+            _check_whole(each, where)
+
+
+def _check_whole(given: Pass[Any], where: str) -> None:
+    kind = type(given)
+    lacks_name = not isinstance(getattr(given, "name", None), str)
+    if lacks_name or kind.find is Pass.find:
+        missing = "a name" if lacks_name else "find"
+        raise TypeError(f"{where}: {kind.__name__} does not define {missing}")
 
 
 def _check_copy(given: Pass[Any]) -> None:

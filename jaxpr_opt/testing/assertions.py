@@ -23,6 +23,7 @@ from jaxpr_opt import targets
 from jaxpr_opt.boundary.arrays_only import holds_statics, of_arrays
 from jaxpr_opt.boundary.arrays_only import kept as keep_statics
 from jaxpr_opt.bridge.dtypes import type_text
+from jaxpr_opt.errors import indefinite
 from jaxpr_opt.frames import Frame, frame_text, name_of
 from jaxpr_opt.insight.growth import MEASURES, Measure, Term, Trend
 from jaxpr_opt.insight.powers import order_text, parse_limit
@@ -275,4 +276,4 @@ def _check(caller: str, fun: Any, args: Any) -> None:
         raise TypeError(f"{caller}: expected a function, got {fun!r}")
     if not isinstance(args, tuple):
         kind = type(args).__name__
-        raise TypeError(f"{caller}: args must be a tuple of arguments, got a {kind}")
+        raise TypeError(f"{caller}: args must be a tuple of arguments, got {indefinite(kind)}")
