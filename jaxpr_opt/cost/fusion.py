@@ -109,7 +109,8 @@ def is_made_once(op: Op) -> bool:
     if op.region is None or len(arrays) < 2 or not is_less or result.size == 1:
         return False
     above, below = _kept_around(op.region, op)
-    return any(above.get(user, 0) & below[op] for user in result.users)
+    readers = (user for user in result.users if not user.is_terminator)  # outputs are made apart
+    return any(above.get(user, 0) & below[op] for user in readers)
 
 
 def _kept_around(region: Region, about: Op) -> tuple[dict[Op, int], dict[Op, int]]:

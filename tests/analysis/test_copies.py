@@ -98,6 +98,12 @@ def read_and_carried(a, s, i):
     return a.at[i + 1].set(new), new
 
 
+def difference_that_is_kept(a, s, i):
+    """XLA makes the difference again for the output, though a product needs it beside its row."""
+    apart, row = window(a, i) - window(a, i + 3), window(a, 0)
+    return put(a, (apart @ row) * row, i), s, apart
+
+
 def read_after_the_write(a, s, i):
     a = a.at[i].set(s)
     return a, a[i + 1]
@@ -110,7 +116,8 @@ def only_written(a, s, i):
 COPIED = [
     total_of_what_is_cleared, kept_beside_what_it_becomes, read_beside_an_addition, swapped,
     renamed_in_between, renamed_before_the_write, computed_before_the_write, read_and_carried,
-    divided_by_one_number, best_of_two, best_of_a_padded_window, best_of_two_windows,
+    difference_that_is_kept, divided_by_one_number, best_of_two, best_of_a_padded_window,
+    best_of_two_windows,
 ]  # fmt: skip
 IN_PLACE = [
     read_for_the_write, computed_at_some_cost, divided_by_many, totalled, read_after_the_write,
@@ -120,7 +127,11 @@ IN_PLACE = [
 
 def found(step):
     def loop(a, s, places):
-        return lax.scan(lambda c, i: (step(*c, i), None), (a, s), places)[0]
+        def once(carry, i):
+            a, s, *kept = step(*carry, i)
+            return (a, s), kept
+
+        return lax.scan(once, (a, s), places)
 
     (scan,) = [
         op
