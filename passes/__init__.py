@@ -28,6 +28,7 @@ from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
 from jaxpr_opt.passes.in_place.add_in_place import AddInPlace
 from jaxpr_opt.passes.in_place.carry_bits import CarryBits
 from jaxpr_opt.passes.in_place.read_after_writing import ReadAfterWriting
+from jaxpr_opt.passes.in_place.read_around_writes import ReadAroundWrites
 from jaxpr_opt.passes.in_place.read_before_overwriting import ReadBeforeOverwriting
 from jaxpr_opt.passes.in_place.scan_in_place import ScanInPlace
 from jaxpr_opt.passes.in_place.unroll_swapped_carries import UnrollSwappedCarries
@@ -139,7 +140,6 @@ SUPPLIERS = (
 FEWER_BYTES = (PackTruthValues(), StackNarrowIntegers())
 ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
-
 REASSOCIATING = (MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all"))
 """What runs only under `optimize(reassociate=True)`."""
 
@@ -179,7 +179,7 @@ STAGES = (
     # When nothing can differentiate any more.
     (*ROWS, ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
     (SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
-    (UnrollSwappedCarries(), WriteInBranches(), *CLEANUP),
+    (UnrollSwappedCarries(), WriteInBranches(), ReadAroundWrites(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),
     # Last: it makes `while` loops, and only the steps of a scan have known numbers.

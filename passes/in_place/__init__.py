@@ -7,6 +7,7 @@ These passes run last, when no other pass moves an op.
 `update-states`            the same with the state of an optimizer, such as Adagrad
 `add-in-place`             a read, a sum and a write of one window become one op
 `write-in-branches`        a branch that updates an array becomes a loop of one step
+`read-around-writes`       windows are read before the writes of a step
 `read-before-overwriting`  reads are ordered before what overwrites them
 `read-after-writing`       a write is ordered before the reads that follow
 `unroll-swapped-carries`   as many steps at once as bring buffers back to their places

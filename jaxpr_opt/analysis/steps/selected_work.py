@@ -8,7 +8,8 @@ from heapq import heappop, heappush
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.ir.dataflow import inputs
+from jaxpr_opt.analysis.windows.window_primitives import UPDATING
+from jaxpr_opt.ir.dataflow import inputs, source_through
 from jaxpr_opt.ir.graph import Cond, Op, Region, Scan, Value, While
 from jaxpr_opt.ir.nesting import is_in_a_loop, with_parents
 from jaxpr_opt.ir.traits import can_move, is_arithmetic
@@ -87,11 +88,14 @@ def only_for(selects: Sequence[Op], case: int, region: Region) -> tuple[Op, ...]
 
 
 def reads_carried(op: Op, region: Region) -> bool:
-    """Whether an op reads a window of an array that a loop carries and changes."""
+    """Whether an op reads a window of an array that a loop carries and changes, as it was before
+    the step, or as the step has written to it.
+    """
     found, loop = access(op), region.owner
     if found is None or found.kind != "read" or not isinstance(loop, Scan | While):
         return False
-    return any(each.param is found.array is not each.next for each in loop.carries)
+    array = source_through(found.array, lambda maker: maker.name in UPDATING)
+    return any(each.param is array is not each.next for each in loop.carries)
 
 
 def made_where_read(ops: Sequence[Op], region: Region | None) -> list[Op]:

@@ -9,9 +9,13 @@ from __future__ import annotations
 from jax import lax
 
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.windows.window_primitives import indexed_axes
+from jaxpr_opt.analysis.windows.window_primitives import component_of, indexed_axes
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
+from jaxpr_opt.cost.reuse import is_view
+from jaxpr_opt.ir.dataflow import source_through
+from jaxpr_opt.ir.graph import Value
+from jaxpr_opt.ir.traits import is_broadcast
 
 DROPS = lax.GatherScatterMode.FILL_OR_DROP
 CLAMPS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -20,6 +24,7 @@ CLAMPS = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 def are_comparable(a: Access, b: Access) -> bool:
     """Whether windows of arrays of one shape coincide or are disjoint, in each row of a batch."""
     # Condition 4 of forward-written-windows.
+    # Condition 1 of read-around-writes.
     return a.sizes == b.sizes and _is_one_place(a) and _is_one_place(b)
 
 
@@ -27,6 +32,35 @@ def single_axes(window: Access) -> list[int]:
     """The axes along which the window is one element, in one place or in one for each row."""
     sizes = zip(window.sizes, window.array.shape, strict=True)
     return [axis for axis, (size, n) in enumerate(sizes) if size != n]
+
+
+def is_at_one_place(a: Access, b: Access) -> bool:
+    """Whether two windows are known to coincide where both are in range: XLA sees as much."""
+    here, there = _places(a), _places(b)
+    return None not in here and here == there
+
+
+def _places(window: Access) -> list[Value | None]:
+    """The number that says where a window is along each axis on which it is one element; None for
+    one that is no value of its own.
+    """
+    return [_place(window, axis) for axis in single_axes(window)]
+
+
+def _place(window: Access, axis: int) -> Value | None:
+    if window.op.name == "slice":
+        return None
+    at, component = component_of(window.op, axis)
+    value = window.op.operands[at]
+    if value.size > 1:
+        maker = value.op
+        is_joined = maker is not None and maker.name in {"concatenate", "stack"}
+        if maker is None or not is_joined or component is None or len(maker.operands) != value.size:
+            return None
+        value = maker.operands[component]
+    return source_through(
+        value, lambda op: op.operands[0].size == 1 and (is_view(op) or is_broadcast(op))
+    )
 
 
 def batch(window: Access) -> list[tuple[int, int]]:
@@ -46,6 +80,7 @@ def batch(window: Access) -> list[tuple[int, int]]:
 def _is_one_place(window: Access) -> bool:
     single = single_axes(window)
     # Condition 4 of forward-written-windows.
+    # Condition 1 of read-around-writes.
     if any(window.sizes[axis] != 1 for axis in single):
         return False
     if not has_numbers(window.op):
@@ -53,6 +88,7 @@ def _is_one_place(window: Access) -> bool:
     (index,), mode = window.indices, mode_of(window.op)
     whole = set(indexed_axes(window.op)) - set(single)
     # Condition 4 of forward-written-windows.
+    # Condition 1 of read-around-writes.
     if mode == DROPS and any(window.window[axis].start is None for axis in whole):
         return False  # all of the window may be dropped
     known = mode in {DROPS, *CLAMPS} and set(single) <= set(indexed_axes(window.op))

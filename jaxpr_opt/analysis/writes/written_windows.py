@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxpr_opt.analysis.masks.parts import origin
 from jaxpr_opt.analysis.sparse.shared_operands import shared
+from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window
-from jaxpr_opt.analysis.windows.coinciding import are_comparable
-from jaxpr_opt.analysis.windows.window_primitives import WRITES, is_same_window
+from jaxpr_opt.analysis.windows.coinciding import are_comparable, is_at_one_place, single_axes
+from jaxpr_opt.analysis.windows.window_primitives import UPDATING, WRITES, is_same_window
 from jaxpr_opt.bridge.parameters import fills
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.traits import ELEMENTWISE
@@ -54,6 +58,42 @@ def is_around(read: Access, write: Access) -> bool:
     """Whether a read may and should go around a write."""
     may = are_comparable(read, write)  # (4)
     return may and not _is_more_than_array(read) and _is_only_read(write)
+
+
+def is_around_in_step(read: Access, write: Access) -> bool:
+    """Whether a read of what a step of a loop has written should go around the write, as the step
+    writes to that array again: XLA would read the window by itself, repeat the write there, and
+    copy the array.
+    """
+    # Condition 1 of read-around-writes.
+    if not are_comparable(read, write):
+        return False
+    # Condition 3 of read-around-writes.
+    if loop_of(write.op) is None or read.op.region is not write.op.region:
+        return False
+    result = write.op.result
+    found = (access(user) for user in result.users)
+    further = [each for each in found if each and each.kind != "read" and each.array is result]
+    pieces = math.prod(read.sizes[: max(single_axes(read), default=0)])
+    is_plain = not _meets_branches(write)
+    together = is_plain and any(is_at_one_place(read, each) for each in further)
+    is_apart = cost_model().is_read_apart(pieces, result.nbytes, together=together)
+    # Condition 3 of read-around-writes.
+    return bool(further) and is_apart and not _is_more_than_array(read)
+
+
+def _meets_branches(write: Access) -> bool:
+    """Whether branches, or inner loops, read or make a version of the array in the same step."""
+    made = source_through(write.array, lambda maker: maker.name in UPDATING)
+    if made.op is not None and made.op.regions:
+        return True
+    pending = [write.op.result]
+    for array in pending:
+        if any(user.regions or user.region is not write.op.region for user in array.users):
+            return True
+        writes = (user for user in array.users if user.name in UPDATING)
+        pending += [user.result for user in writes if user.operands[0] is array]
+    return False
 
 
 def _is_more_than_array(read: Access) -> bool:

@@ -57,6 +57,13 @@ class WindowQuestions(Prices):
         """Whether so many bytes are less than a cache line, so that moving more takes as long."""
         return nbytes < self.device.line
 
+    def is_read_apart(self, pieces: int, array: int, *, together: bool) -> bool:
+        """Whether XLA reads a window of so many pieces, between two writes to an array, by itself:
+        what lies in one piece, where the second writes, becomes part of that.
+        """
+        is_part = pieces == 1 and together
+        return not is_part and not self.has_kernels and not self.is_no_line(array)
+
     def is_noticed(self, part: float, whole: float) -> bool:
         """Whether moving a part less shows in the time that the whole takes."""
         return whole <= self.device.noticed * number(part)
