@@ -44,7 +44,8 @@ a few bytes, as passes need it to see where an array is read and written; and a 
 that a loop stores for its gradient: the loop back gets it by undoing writes
 (`undo-carried-writes`). Outside of loops what a branch made stays (3): it is kept once, and under
 `vmap`, which computes all branches, those that read one result compute the same, once (a `switch`
-over weights, gradients of a batch: else up to 1.8 times as long, in 4.8 times the memory).
+over weights, gradients of a batch: else up to 1.8 times as long, in 4.8 times the memory). So does
+an array that a branch updates, if anything else reads it: XLA would copy two versions of it.
 Source: https://github.com/jax-ml/jax/issues/8239.
 """
 
@@ -54,6 +55,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.residuals.alike_branches import moved_before, reads_in_branches
 from jaxpr_opt.analysis.residuals.versions import is_undone
 from jaxpr_opt.analysis.values.constants import identity, is_undefined
 from jaxpr_opt.analysis.values.repeatable import changing_source, not_repeatable
@@ -63,9 +65,8 @@ from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.devices import is_divided
-from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Region, Scan, Use, Value
+from jaxpr_opt.ir.graph import UNDEFINED, Cond, Op, Scan, Use, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-from jaxpr_opt.ir.traits import is_data_movement
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +99,7 @@ class DropDummyResiduals(Pass[Dummy | ReadInBranch]):
             for outcome in op.outcomes:
                 if outcome.result.uses:
                     yield from _dummy(op, outcome.result, outcome.values)
-            if reads := tuple(_reads_in_branch(op)):
+            if reads := tuple(reads_in_branches(op)):
                 says = f"{len(reads)} reads are in the branch that made the value"
                 yield ReadInBranch(op, says, reads)
         elif any(map(is_undefined, op.operands[1:])) and op.result.uses:
@@ -135,7 +136,7 @@ class DropDummyResiduals(Pass[Dummy | ReadInBranch]):
                 rw.replace(result, copies.get(value, value))
             case ReadInBranch(op=Cond() as cond):
                 for use, value, before in match.reads:
-                    moved = _moved(value, cond)
+                    moved = moved_before(value, cond)
                     assert moved is not None
                     copies = rw.clone(moved, {}, before)
                     rw.set_operand(use.op, use.position, copies.get(value, value))
@@ -163,37 +164,3 @@ def _is_row(value: Value) -> bool:
 def _made_inside(value: Value, op: Op) -> list[Op]:
     """The ops inside `op` that make a value."""
     return backward_slice([value], lambda v: not any(r.defines(v) for r in op.regions))
-
-
-def _reads_in_branch(cond: Cond) -> Iterator[tuple[Use, Value, Op]]:
-    """Reads of results inside branches of other conds on the same selector (3)."""
-    conds = [op for op in cond.selector.users if isinstance(op, Cond) and op is not cond]
-    others = [op for op in conds if op.chooses_with(cond)]  # (3)
-    for outcome in cond.outcomes if others else ():
-        for use in outcome.result.uses:
-            branch = _branch(use, others)
-            if branch is None or not isinstance(branch.owner, Op):
-                continue
-            value = outcome.values[branch.owner.regions.index(branch)]
-            before = branch.ancestor(use.op)
-            assert before is not None
-            if _moved(value, cond) is not None:  # (3)
-                yield use, value, before
-
-
-def _moved(value: Value, cond: Cond) -> list[Op] | None:
-    """The ops of a branch that move a value from where it is defined outside; None if others make
-    it (3).
-    """
-    ops = backward_slice([value], lambda v: not cond.defines(v))
-    return ops if all(map(is_data_movement, ops)) else None
-
-
-def _branch(use: Use, conds: list[Cond]) -> Region | None:
-    """The branch, of one of these conds, in which a read is."""
-    region = use.op.region
-    while region is not None and isinstance(region.owner, Op):
-        if region.owner in conds:  # (3)
-            return region
-        region = region.owner.region
-    return None

@@ -30,6 +30,7 @@ what other passes ask
 `inner_loops`                                     loops of a step that may stop early
 `unread_rows`                                     rows of skipped steps that nothing reads
 `same_choices`                                    loops that read, and choose as the step did
+`alike_branches`                                  reads in the branch that made the value
 `chosen_work`                                     what a step computes in some cases only
 `stencils`                                        arrays that are combined with shifted ones
 ================================================  ==========================================
