@@ -223,6 +223,20 @@ def test_result_read_under_the_same_predicate():
     )
 
 
+@pytest.mark.parametrize("also_read", [True, False])
+def test_a_buffer_that_a_branch_updates(also_read):
+    """Both versions would be read, and XLA would copy the array for the branch that writes."""
+
+    def program(ps, c):
+        def step(c, p):
+            d = lax.cond(p, lambda: c.at[0].set(2.0), lambda: c)
+            return lax.cond(p, lambda: d.at[1].set(3.0) if also_read else c + 1.0, lambda: d), None
+
+        return lax.scan(step, c, ps)[0]
+
+    alone(DROP, program, "bool[2]", "f32[3]", fires=not also_read)
+
+
 def test_result_read_under_the_same_predicate_outside_of_loops():
     """It is kept once: under `vmap` all cases would multiply by a weight of their own."""
 

@@ -22,6 +22,7 @@ from jaxpr_opt.testing import (
     run_alone,
     traced,
 )
+from tests import loops
 from tests.prices import FREE
 
 SKIP = SkipUntakenBranches()
@@ -191,6 +192,25 @@ def test_what_a_step_selects_every_third_time():
             }
         """,
         )
+
+
+def test_a_row_of_what_a_step_has_written_is_read_outside():
+    """As one of the carried array."""
+
+    def step(rows, x):
+        t, row = x
+        rows = lax.dynamic_update_slice(rows, row, (t, 0))
+        old = lax.sin(lax.dynamic_slice(rows, (t - 1, 0), (1, 32)))
+        row = lax.select(lax.rem(t, 3) == 1, lax.sin(old), row)
+        return lax.dynamic_update_slice(rows, row, (t, 0)), None
+
+    def program(rows, new):
+        return lax.scan(step, rows, (jnp.arange(7), new))[0]
+
+    with using(KNOWN):
+        graph = loops.alone(SKIP, program, "f32[7,32]", "f32[7,1,32]", fires=True)
+    reads = [op for op in graph.walk() if op.name == "dynamic_slice"]
+    assert [op.parent.name for op in reads] == ["scan"]
 
 
 def test_a_row_of_a_carried_array_is_read_outside():

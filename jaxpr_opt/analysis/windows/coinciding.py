@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from jax import lax
 
+from jaxpr_opt.analysis.values.expressions import same_expression
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.window_primitives import component_of, indexed_axes
 from jaxpr_opt.bridge import dtypes
@@ -36,8 +37,8 @@ def single_axes(window: Access) -> list[int]:
 
 def is_at_one_place(a: Access, b: Access) -> bool:
     """Whether two windows are known to coincide where both are in range: XLA sees as much."""
-    here, there = _places(a), _places(b)
-    return None not in here and here == there
+    pairs = zip(_places(a), _places(b), strict=True)
+    return all(i and j and same_expression(i, j, {}) for i, j in pairs)
 
 
 def _places(window: Access) -> list[Value | None]:
