@@ -318,7 +318,7 @@ class Program:
             checking.warn_unchecked(self.name, "has effects, which must not run twice")
             return result.jaxpr
         if exported:
-            checking.warn_unchecked(self.name, "is exported, which no check can be")
+            checking.warn_unchecked(self.name, "is exported, and a check cannot be")
             return result.jaxpr
         history = (self.history or checking.begin(self.jaxpr)).followed_by(result.snapshots)
         return checking.checked(self.name, history, result.jaxpr)
