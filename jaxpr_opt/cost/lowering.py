@@ -16,7 +16,7 @@ from jaxpr_opt.cost.fusion import (
 )
 from jaxpr_opt.cost.layouts import Copy, bytes_made, copies, is_read_transposed
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.scratch import scratch_bytes
+from jaxpr_opt.cost.scratch import scratch_bytes, words_between, words_made
 from jaxpr_opt.cost.windows import bytes_moved, bytes_touched
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Scan, Value, While
@@ -42,9 +42,11 @@ class Lowering:
         """
         return copies(op) if self.device.copies_operands else []
 
-    def made(self, value: Value) -> int:
-        """Bytes of a value as an op makes it."""
-        return bytes_made(value) if self.device.copies_operands else value.nbytes
+    def made(self, value: Value) -> tuple[int, ...]:
+        """Bytes of a value as an op makes it, array by array."""
+        if self.is_breadth_first and (words := words_made(value)):
+            return words
+        return (bytes_made(value) if self.device.copies_operands else value.nbytes,)
 
     def is_read_transposed(self, op: Op, value: Value) -> bool:
         """Whether a product reads a matrix where the one is that it is the transpose of."""
@@ -53,6 +55,12 @@ class Lowering:
     def scratch(self, op: Op) -> int:
         """Bytes that an op needs beside its operands and results."""
         return scratch_bytes(op) if self.device.sums_by_library else 0
+
+    def scratch_between(self, op: Op) -> tuple[int, ...]:
+        """Those of them, array by array, that it holds while other ops that were ready with it run,
+        in turns.
+        """
+        return words_between(op) if self.is_breadth_first else ()
 
     # -- what is fused
 

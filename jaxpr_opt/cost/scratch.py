@@ -8,8 +8,11 @@ from jaxpr_opt.bridge.parameters import dimension_of, window_padding_of
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import CUMULATIVE, SCATTERING, is_broadcast
 
-THREEFRY_WORDS = 3
-"""Words of 32 bits for each random number: the function goes from one pair of arrays to another."""
+THREEFRY_WORDS = 2
+"""Words of 32 bits for each random number: each loop of the function makes a pair of arrays of a
+pair. What reads the numbers makes them of the last."""
+
+BYTES_OF_A_WORD = 4
 
 BYTES_OF_A_NUMBER = 4
 """Bytes of the number of an element along an axis."""
@@ -23,7 +26,7 @@ def scratch_bytes(op: Op) -> int:
     if not all(value.nbytes for value in op.results):
         return 0
     if op.name == "random_bits":
-        return 4 * THREEFRY_WORDS * op.result.size if _is_threefry(op.operands[0]) else 0
+        return sum(words_between(op))
     if op.name in CUMULATIVE:
         (row,), nbytes = op.operands, op.result.nbytes
         if row.shape[dimension_of(op)] <= BLOCK:
@@ -38,6 +41,21 @@ def scratch_bytes(op: Op) -> int:
     return 0
 
 
+def words_between(op: Op) -> tuple[int, ...]:
+    """The arrays, in bytes, that an op of several loops holds between two loops: XLA:CPU runs ops
+    that are ready at once in turns, a loop of each.
+    """
+    if op.name != "random_bits" or not _is_threefry(op) or not op.result.nbytes:
+        return ()
+    return (BYTES_OF_A_WORD * op.result.size,) * THREEFRY_WORDS
+
+
+def words_made(value: Value) -> tuple[int, ...]:
+    """The arrays, in bytes, that a value is in memory, if these are several."""
+    is_made = value.op is not None and value.dtype.itemsize == BYTES_OF_A_WORD
+    return words_between(value.op) if is_made and value.op is not None else ()
+
+
 def _of_selected(op: Op) -> int:
     """For the gradient of a maximum over windows: arrays of the number along each axis of each
     element, what is selected of each window and where it is, and a padded copy.
@@ -50,5 +68,5 @@ def _of_selected(op: Op) -> int:
     return numbers + 2 * source.nbytes + copy
 
 
-def _is_threefry(key: Value) -> bool:
-    return str(key.dtype) == "key<fry>"
+def _is_threefry(op: Op) -> bool:
+    return str(op.operands[0].dtype) == "key<fry>"

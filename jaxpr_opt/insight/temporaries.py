@@ -47,6 +47,8 @@ class _Buffer:
     end: int = 0
     over: _Buffer | None = None
     """The one that it is written over, in the room of a result."""
+    beside: tuple[_Buffer, ...] = ()
+    """Those that the same value is in, too."""
 
     def is_apart(self, other: _Buffer) -> bool:
         """Whether both may live in one room."""
@@ -98,15 +100,22 @@ class _Recorder:
         early = [value for moment in moments for value in moment.made if is_filled_first(value)]
         self.open(early, apart)
         self.written |= dict.fromkeys(self.results.intersection(early), self.now)
+        turns, between = _in_turns(moments), dict[Op, list[_Buffer]]()
         for moment in moments:
             op, made, taken, freed, copy, done, over = moment
+            for ready in turns.get(op, ()) if copy is None else ():
+                sizes = model.scratch_between(ready)
+                between[ready] = [_Buffer(nbytes, self.now) for nbytes in sizes]
             self.result(moment)
             self.close(taken)
             is_loop = isinstance(op, Scan | While)
             if copy is not None:
                 self.live[copy] = _Buffer(copy.nbytes, self.now)
             elif scratch := model.scratch(op):
-                self.buffers.append(_Buffer(scratch, self.now, self.now + 1))
+                held = between.get(op, [])
+                rest = scratch - sum(buffer.nbytes for buffer in held)
+                for buffer in (*held, _Buffer(rest, self.now)):
+                    self.end(buffer, self.now + 1)
             if is_loop or not op.regions:
                 self.open(made, apart)
             if over in self.live and op.results[0] in self.live:
@@ -134,15 +143,36 @@ class _Recorder:
         model = cost_model()
         for value in values:
             if value not in apart and value not in self.live and room([value]):
-                self.live[value] = _Buffer(model.made(value), self.now)
+                nbytes, *others = model.made(value)
+                beside = tuple(_Buffer(each, self.now) for each in others)
+                self.live[value] = _Buffer(nbytes, self.now, beside=beside)
 
     def close(self, values: Iterable[Value | Copy]) -> None:
         """Values, and copies of some, are not read any more."""
         for value in values:
             buffer = self.live.pop(value, None)
             if buffer is not None and buffer.start < self.now:
-                buffer.end = self.now
-                self.buffers.append(buffer)
+                for each in (buffer, *buffer.beside):
+                    self.end(each, self.now)
+
+    def end(self, buffer: _Buffer, now: int) -> None:
+        """A buffer is live until before a moment."""
+        buffer.end = now
+        self.buffers.append(buffer)
+
+
+def _in_turns(moments: Iterable[Moment]) -> dict[Op, list[Op]]:
+    """Ops that run in turns, a loop of each, by the first of them."""
+    found, ready, model = dict[Op, list[Op]](), list[Op](), cost_model()
+    for moment in moments:
+        if moment.copy is not None:
+            continue
+        if not model.scratch_between(moment.op):
+            ready = []
+            continue
+        ready.append(moment.op)
+        found.setdefault(ready[0], ready)
+    return found
 
 
 def _outside(buffers: list[_Buffer], rooms: list[_Room]) -> Iterator[_Buffer]:

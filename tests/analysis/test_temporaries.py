@@ -129,6 +129,26 @@ def test_what_an_op_needs_while_it_runs(name, program, args):
     assert estimated(program, *args) == pytest.approx(compiled(program, *args), abs=2.1 * KB)
 
 
+def noise(v):
+    """Random numbers of three keys that are there at once: XLA draws them in turns."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    return sum(jnp.sum(jax.random.normal(key, v.shape) * v) for key in keys)
+
+
+def dropout(x):
+    """Random numbers that the gradient reads again, as the two words that they are made of."""
+    for key in jax.random.split(jax.random.key(0), 4):
+        x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), jnp.tanh(x @ x), 0)
+    return jnp.sum(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "x"), [(noise, jnp.ones(4096)), (dropout, X), (jax.grad(dropout), X)]
+)
+def test_random_numbers_of_several_keys(program, x):
+    assert estimated(program, x) == pytest.approx(compiled(program, x), rel=0.15)
+
+
 def table(x):
     """Rows that a loop picks, each after the one before."""
 
