@@ -212,6 +212,15 @@ def test_a_loop_that_is_left_raises_what_jax_raises(left):
         jax.grad(optimize(left))(3.0)
 
 
+def test_an_error_says_where_optimize_belongs():
+    """A gradient inside of what is optimised is JAX's."""
+    with pytest.raises(ValueError, match="Reverse-mode") as raised:
+        optimize(jax.grad(newton))(2.0)
+    assert any("jax.grad(optimize(f))" in note for note in raised.value.__notes__)
+    step = optimize(lambda x: x - 0.1 * jax.grad(optimize(newton))(x))
+    same(step(2.0), 2.0 - 0.1 * jax.grad(optimize(newton))(2.0))
+
+
 def test_without_a_gradient_the_loop_is_jax_s_own():
     assert str(jax.make_jaxpr(optimize(newton))(2.0)).count("while") == 1
     assert optimize(newton).lower(2.0).as_text() == jax.jit(newton).lower(2.0).as_text()

@@ -14,8 +14,9 @@ Source: https://github.com/jax-ml/jax/issues/2139, https://github.com/jax-ml/jax
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -33,6 +34,11 @@ from jaxpr_opt.memory.budget import Budget
 
 T = TypeVar("T")
 Function = Callable[..., Any]
+
+HINT = (
+    "jaxpr_opt: to differentiate a loop of unknown length, put `optimize` inside the gradient, "
+    "jax.grad(optimize(f)), not only around it"
+)
 
 
 def with_reverse_mode(jaxpr: ClosedJaxpr, pipeline: Any = None) -> ClosedJaxpr:
@@ -63,6 +69,17 @@ def differentiated(how: Callable[[Function], T], fun: Function) -> T:
         if not lacks_reverse_mode(error):
             raise
     return how(differentiable(fun))
+
+
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """An error that JAX raises inside because it cannot differentiate a loop says what can."""
+    try:
+        yield
+    except ValueError as error:
+        if lacks_reverse_mode(error) and HINT not in getattr(error, "__notes__", ()):
+            error.add_note(HINT)
+        raise
 
 
 def lacks_reverse_mode(error: BaseException) -> bool:

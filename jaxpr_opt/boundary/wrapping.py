@@ -20,7 +20,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
-from jaxpr_opt.boundary import compiling, mutation, rules
+from jaxpr_opt.boundary import compiling, loops, mutation, rules
 from jaxpr_opt.boundary.static_leaves import Statics, WithStatics, divided
 from jaxpr_opt.bridge import compat, compat_call, compat_types, guard
 from jaxpr_opt.bridge.interpreter_stack import with_large_frame
@@ -188,7 +188,7 @@ def _optimized(
         given, by_name = jax.tree.unflatten(tree, full)
         given, by_name = [*map(_value, given)], {k: _value(x) for k, x in by_name.items()}
         watch = mutation.Watch(given, by_name)
-        with guard.running():
+        with guard.running(), loops.explained():
             result = fun(*given, **by_name)
         arrays, statics = divided(result)
         changed, values = watch.changed(result, inputs, names)
