@@ -36,7 +36,8 @@ that is clipped: ``dynamic_slice (max d 0.0) i`` is ``max u 0.0``. Sound when
 5. elementwise ops make the array that is read, of arrays in which that window was written, and of
    numbers that are the same all along the axes of the places; nothing is filled.
 
-Cost: one read less, or none more; XLA copies a buffer that is read between two writes. A comparison
+Cost: one read less, or none more; XLA copies a buffer that is read between two writes: else it is a
+clean-up, no reason by itself to touch a program. A comparison
 takes less than an array, unless the windows are most of it: those of all writes that a read must
 go around.
 Source: store-to-load forwarding. The derivative of `jax.lax.scatter_min` counts ties by adding to
@@ -58,7 +59,7 @@ from jax import lax
 from jaxpr_opt.analysis.values.constants import is_weak, strong, uniform
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.analysis.windows.window_primitives import is_same_window
-from jaxpr_opt.analysis.writes.written_windows import is_around, made_of_written
+from jaxpr_opt.analysis.writes.written_windows import is_around, is_overwritten, made_of_written
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import fill_value_of, fills, numbers_of
 from jaxpr_opt.builders.windows.narrow_reads import read_operands
@@ -102,7 +103,6 @@ class ForwardWrittenWindows(Pass[Found]):
 
     name: ClassVar[str] = "forward-written-windows"
     whole_arrays: ClassVar[bool] = True
-    cleanup: ClassVar[bool] = True
     primitives: ClassVar[frozenset[str]] = frozenset({"dynamic_slice", "gather"})
 
     def find(self, op: Op) -> Iterator[Found]:
@@ -111,17 +111,18 @@ class ForwardWrittenWindows(Pass[Found]):
             made = made_of_written(op, made_by)  # (5)
             if made is not None:
                 says = f"{op.name} reads what {made_by.name} makes of what was written"
-                yield ReadMade(op, says, made, made_by)
+                yield ReadMade(op, says, made, made_by, is_cleanup=True)
             return
         write = access(made_by) if made_by is not None and op.result.uses else None
         if write is None or write.kind == "read":  # (1)
             return
         read = access(op)
         if is_same_window(op, write.op):  # (1)
-            yield ReadBack(op, f"{op.name} reads what {write.op.name} has written", write)
+            says = f"{op.name} reads what {write.op.name} has written"
+            yield ReadBack(op, says, write, is_cleanup=not is_overwritten(write))
         elif read is not None and is_around(read, write):
             says = f"{op.name} reads what was there before, or what {write.op.name} has written"
-            yield ReadAround(op, says, read, write)
+            yield ReadAround(op, says, read, write, is_cleanup=True)
 
     def refuse(self, match: Found) -> str | None:
         op = match.op

@@ -60,6 +60,21 @@ def is_around(read: Access, write: Access) -> bool:
     return may and not _is_more_than_array(read) and _is_only_read(write)
 
 
+def is_overwritten(write: Access) -> bool:
+    """Whether a step of a loop writes to a written array again, of more than a cache line: XLA may
+    copy it for what is read in between.
+    """
+    small = cost_model().is_no_line(write.op.result.nbytes)
+    return loop_of(write.op) is not None and not small and bool(_further(write))
+
+
+def _further(write: Access) -> list[Access]:
+    """The next writes to a written array."""
+    array = write.op.result
+    found = [each for user in array.users if (each := access(user)) is not None]
+    return [each for each in found if each.kind != "read" and each.array is array]
+
+
 def is_around_in_step(read: Access, write: Access) -> bool:
     """Whether a read of what a step of a loop has written should go around the write, as the step
     writes to that array again: XLA would read the window by itself, repeat the write there, and
@@ -71,9 +86,7 @@ def is_around_in_step(read: Access, write: Access) -> bool:
     # Condition 3 of read-around-writes.
     if loop_of(write.op) is None or read.op.region is not write.op.region:
         return False
-    result = write.op.result
-    found = (access(user) for user in result.users)
-    further = [each for each in found if each and each.kind != "read" and each.array is result]
+    result, further = write.op.result, _further(write)
     pieces = math.prod(read.sizes[: max(single_axes(read), default=0)])
     is_plain = not _meets_branches(write)
     together = is_plain and any(is_at_one_place(read, each) for each in further)
