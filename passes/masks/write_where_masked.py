@@ -21,7 +21,7 @@ stacked for another loop, its indices are, and that loop writes. Sound when
 2. no number that is written compares as what is around it, so that the mask tells exactly which
    elements were written, at whatever places: dropped, clamped or several times;
 3. the select takes one number where something was written, so that it does not matter which of two
-   writes came last;
+   writes came last; its mask may be the same along further axes, as of all rows of a batch;
 4. of a stacked mask, rows are only read by such selects, in loops of as many steps.
 
 Cost: the elements that are written, not the array. It fires in loops only, if those are not most of
@@ -43,6 +43,7 @@ from jaxpr_opt.analysis.masks.written_masks import WrittenMask, written_mask
 from jaxpr_opt.analysis.residuals.stack_consumers import Route, routes
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.windows.window_primitives import UPDATE, places, written
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
 from jaxpr_opt.builders.residual_transfer import carried_along, drop_stacks, stacked
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -76,13 +77,13 @@ class WriteWhereMasked(Pass[Masked]):
                 ways = routes(stack.result, nests=True) if mask is not None else None
                 if mask is None or ways is None:  # (1, 2, 4)
                     continue
-                users = [(way, user, row) for way, row in ways for user in row.users]
+                users = [(way, user, row) for way, rows in ways for user, row in _readers(rows)]
                 if users and all(_chooses(user, row, mask) for _, user, row in users):  # (3, 4)
                     says = f"places are stacked, not the mask {stack.value.label}"
                     selects = tuple((user, way) for way, user, _ in users)
                     yield Masked(op, says, mask, stack, selects, about=stack.result)
         elif op.result.uses and is_in_a_loop(op):
-            mask = written_mask(op.operands[0])
+            mask = written_mask(_before_spread(op.operands[0]))
             if mask is not None and _chooses(op, op.operands[0], mask):  # (1, 2, 3)
                 says = "a select under a mask of what was written becomes a write"
                 yield Masked(op, says, mask, None, ((op, ()),), about=op.result, waste="select")
@@ -102,9 +103,13 @@ class WriteWhereMasked(Pass[Masked]):
                 assert isinstance(scan, Scan)
                 at = [_sent(index, scan, route, rw) for index in at]
             number, kept = _cases(select, match.mask)
-            fun = partial(_written, write, uniform(number))
+            fun, spread = partial(_written, write, uniform(number)), select.operands[0]
+            for axis in _spread_axes(spread):
+                fun = jax.vmap(fun, (axis, *(None for _ in at)), axis)
             rw.replace(select.result, rw.typed(fun, select.result.aval, kept, *at, before=select))
             rw.erase(select)
+            if _spread_axes(spread) and not spread.uses and spread.op is not None:
+                rw.erase(spread.op)
         if match.stack is not None:
             assert isinstance(scan, Scan)
             drop_stacks(scan, [match.stack], [way for _, way in match.selects], rw)
@@ -125,9 +130,32 @@ def _cases(select: Op, mask: WrittenMask) -> tuple[Value, Value]:
     return (if_true, if_false) if mask.there else (if_false, if_true)
 
 
+def _before_spread(mask: Value) -> Value:
+    """The mask that is the same along some axes of a mask: of all rows of a batch."""
+    is_spread = mask.op is not None and mask.op.name == "broadcast_in_dim"
+    return mask.op.operands[0] if mask.op is not None and is_spread else mask
+
+
+def _spread_axes(mask: Value) -> list[int]:
+    """The axes along which it is the same, and that the mask before has not, in order."""
+    if mask.op is None or mask.op.name != "broadcast_in_dim":
+        return []
+    return [d for d in range(len(mask.shape)) if d not in broadcast_dimensions_of(mask.op)]
+
+
+def _readers(mask: Value) -> Iterator[tuple[Op, Value]]:
+    """The ops that read a mask, or one that is the same along more axes; each with that."""
+    for user in mask.users:
+        spread = user.result if user.name == "broadcast_in_dim" else None
+        yield from ((user, mask),) if spread is None else ((each, spread) for each in spread.users)
+
+
 def _chooses(op: Op, mask: Value, write: WrittenMask) -> bool:
     """Whether an op is a select by a mask, and takes one number where something was written (3)."""
     if op.name != "select_n" or len(op.operands) != 3 or op.operands[0] is not mask:
+        return False
+    axes = [d for d in range(len(mask.shape)) if d not in _spread_axes(mask)]
+    if _before_spread(mask).shape != tuple(mask.shape[d] for d in axes):
         return False
     number, kept = _cases(op, write)
     return kept.shape == mask.shape and uniform(number) is not None and uniform(kept) is None

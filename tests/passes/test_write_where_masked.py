@@ -145,6 +145,39 @@ def test_masks(mask):
     alone(WRITE, cleared(mask), jnp.linspace(1.0, 2.0, N), places, fires=True)
 
 
+@pytest.mark.parametrize("dimensions", [(1,), (0,), (2,)])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_the_same_for_all_rows_of_a_batch(dimensions, stacked):
+    """(3) The select has axes that the mask has not."""
+    shape = tuple(N if axis in dimensions else 2 + axis for axis in range(2 + (dimensions == (2,))))
+
+    def chosen(c, mask):
+        mask = lax.broadcast_in_dim(mask, shape, dimensions)
+        return lax.select_n(mask, jnp.zeros(shape), c) * 0.5
+
+    def program(c, places):
+        if not stacked:
+            return loop(lambda c, at: chosen(c, masked(at)), c, places)
+        rows = lax.scan(lambda t, at: (t + 1, masked(at)), 0, places)[1]
+        return loop(chosen, c, rows)
+
+    places = jnp.array([[0, 5, 39], [1, 1, 40], [-1, 2, 3], [99, -50, 7]], jnp.int32)
+    c = jnp.linspace(1.0, 2.0, int(np.prod(shape))).reshape(shape)
+    graph = alone(WRITE, program, c, places, fires=True)
+    assert not any(op.name == "select_n" and op.result.shape == shape for op in graph.walk())
+
+
+def test_a_mask_that_is_stretched():
+    """(3) One element of it is for a whole axis."""
+
+    def step(c, at):
+        few = jnp.zeros((1, N), bool).at[0, at].set(True)
+        mask = lax.broadcast_in_dim(few, (3, N), (0, 1))
+        return lax.select_n(mask, c, jnp.zeros((3, N)))
+
+    alone(WRITE, lambda c, p: loop(step, c, p), "f32[3,40]", PLACES, fires=False)
+
+
 @pytest.mark.parametrize(
     "step",
     [
