@@ -524,3 +524,35 @@ def test_a_program_that_is_small_before_memory_is_traded_is_taken():
     fitted = optimize(jax.grad(solved_in_each_step), memory=0.25)
     assert memory(fitted, a, b) <= 0.25 * without
     np.testing.assert_allclose(jax.jit(fitted)(a, b), jax.grad(solved_in_each_step)(a, b), 1e-4)
+
+
+def layered(ws, x):
+    """Layers in a Python loop, each under a checkpoint of its own."""
+    for w in ws:
+        x = jax.checkpoint(lambda x, w: x + jnp.tanh(x @ w))(x, w)
+    return (x**2).sum()
+
+
+def trained(ws, x):
+    """Steps of a loop that each compute a gradient of such layers."""
+    descend = lambda w, g: w - 0.1 * g
+    step = lambda ws, _: (jax.tree.map(descend, ws, jax.grad(layered)(ws, x)), None)
+    return lax.scan(step, ws, length=2)[0]
+
+
+LAYERED = {
+    "above": lambda given: optimize(jax.grad(layered), memory=given),
+    "below": lambda given: jax.grad(optimize(layered, memory=given)),
+    "in a loop": lambda given: optimize(trained, memory=given),
+}
+
+
+@pytest.mark.parametrize("way", LAYERED)
+def test_checkpoints_in_straight_code_keep_to_the_budget_or_warn(way):
+    """Also where XLA ignores them: the budget is met, or the warning is near what is taken."""
+    ws, x = [jnp.full((32, 32), 0.01 * n) for n in range(10)], jnp.ones((256, 32))
+    plain = trained if way == "in a loop" else jax.grad(layered)
+    assert_close(jax.jit(plain)(ws, x), jax.jit(LAYERED[way]("512 KiB"))(ws, x))
+    assert memory(LAYERED[way]("512 KiB"), ws, x) <= parse_bytes("512 KiB")
+    with pytest.raises(BudgetError, match="at least"):
+        jax.jit(LAYERED[way]("16 KiB")).lower(ws, x)

@@ -21,7 +21,7 @@ from jaxpr_opt.bridge import compat, compat_devices, compat_types, guard
 from jaxpr_opt.engine import log
 from jaxpr_opt.engine.already_optimized import State, mark_optimized, optimized_state, source_of
 from jaxpr_opt.engine.interface import PHASES, Pass, PassError
-from jaxpr_opt.engine.running import Census, Run, Trading
+from jaxpr_opt.engine.running import Census, Run, Trading, opened
 from jaxpr_opt.engine.split import Split, join, split
 from jaxpr_opt.insight.journal import (
     Journal,
@@ -277,9 +277,13 @@ class Pipeline:
         if before is None and self._has_traded(run.journal):
             before = make
         others = functools.partial(self._untraded, run.graph, before)
-        made = plan(run.graph, memory, Trading(self.trades), others)
+        seen = opened(run.graph, self.trades)
+        given = run.graph if seen is None else seen.graph
+        made = plan(given, memory, Trading(self.trades), others)
         # One of the others may be taken as it is.
         if made.chosen.journal.touched or made.chosen.nbytes < made.frontier[0].nbytes:
+            if seen is not None:
+                run.adopt(seen)
             run.adopt(made.chosen)
         if not made.is_met and (memory.nbytes is not None or _has_backward(run.graph)):
             tell_unmet(made, memory, run.graph)
@@ -293,7 +297,8 @@ class Pipeline:
         run = Run(graph, Journal(graph.phase, with_refusals=False))
         for stage in self._early:
             run.stage([each for each in stage if each.name not in self._traded])
-        yield graph
+        seen = opened(graph, self.trades)
+        yield graph if seen is None else seen.graph
 
     @functools.cached_property
     def _traded(self) -> frozenset[str]:

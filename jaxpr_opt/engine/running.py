@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,15 +13,16 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxpr_opt import settings
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.engine.interface import PHASES, Match, Pass, PassError
-from jaxpr_opt.insight.journal import Journal, PassRecord, Refusal, Rewrite, measure
+from jaxpr_opt.insight.journal import Journal, PassRecord, Refusal, Rewrite, is_collected, measure
 from jaxpr_opt.ir.devices import is_divided
 from jaxpr_opt.ir.exporter import export
-from jaxpr_opt.ir.graph import Graph, Op, Scan
+from jaxpr_opt.ir.graph import Graph, Op, Remat, Scan
 from jaxpr_opt.ir.places import size_of, user_frame
-from jaxpr_opt.ir.rewriter import Rewriter, adopt
+from jaxpr_opt.ir.rewriter import Rewriter, adopt, copy_graph
 from jaxpr_opt.ir.verify import verify
-from jaxpr_opt.memory.planner import Candidate
+from jaxpr_opt.memory.planner import Candidate, unchanged
 
 
 class Run:
@@ -100,6 +101,21 @@ class Trading:
         has_loops = any(isinstance(op, Scan) for op in graph.walk())
         run.stage([each for each in self.passes if has_loops or not each.cleanup])
         return run.snapshots
+
+
+def opened(graph: Graph, trades: Sequence[Pass[Any]]) -> Candidate | None:
+    """A copy of a program without the checkpoints that the device ignores: what they say is
+    computed again is counted once, as XLA computes it.  None if there are none; raises `PassError`.
+    """
+    if not any(isinstance(op, Remat) for op in graph.walk()):
+        return None
+    copy, journal = copy_graph(graph), Journal(graph.phase, with_refusals=is_collected())
+    run = Run(copy, journal)
+    with using(cost_model().at(cost_model().byte, 1.0)):
+        run.stage([each for each in trades if each.cleanup])
+    made = unchanged(copy)
+    kept = replace(made, journal=journal, snapshots=tuple(run.snapshots))
+    return kept if journal.touched else None
 
 
 class Census:

@@ -105,6 +105,13 @@ def is_quick_if_small() -> bool:
     return _is_cpu_before_barriers()
 
 
+def ignores_checkpoints() -> bool:
+    """Whether XLA computes nothing again for a checkpoint beside what it was computed by first:
+    before JAX 0.11 on a CPU it drops barriers before it merges equal ops.
+    """
+    return _is_cpu_before_barriers()
+
+
 def copies_for_branches() -> bool:
     """Whether XLA copies an array that branches of a step write to, but for the last of two: before
     JAX 0.11 on a CPU.

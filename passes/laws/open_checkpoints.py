@@ -31,7 +31,11 @@ the ops are the same. A checkpoint keeps nothing apart if
 3. it is the only one in the step of a loop: the values were computed first in another loop, from
    which XLA takes none. With several in a step, the barriers keep XLA from computing the values of
    all at the same time. What is the same in each step, as slices of outer weights, XLA then
-   computes before the loop: it takes no more memory than the rows that the loop reads.
+   computes before the loop: it takes no more memory than the rows that the loop reads; or
+4. the device ignores it: it is outside of loops, or beside an op that it computes again, and XLA
+   drops its barriers, and takes the values from where they were computed first. So under a memory
+   budget only: what is computed once is counted once, and segments of it may be computed again by
+   other means.
 
 Source: `prevent_cse` of `jax.checkpoint`, which its documentation advises to turn off in a scan.
 """
@@ -43,10 +47,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxpr_opt.bridge.parameters import is_in_transpose
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.dataflow import inputs
+from jaxpr_opt.ir.devices import ignores_checkpoints
 from jaxpr_opt.ir.graph import Op, Region, Remat, Scan, Value
+from jaxpr_opt.ir.nesting import is_in_a_loop, phase_of
 from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.ir.traits import SPREADING, is_data_movement, is_plainly_called
 from jaxpr_opt.sizes import bytes_text
@@ -67,6 +74,8 @@ class OpenCheckpoints(Pass[Match]):
             yield Match(op, "there is nothing to recompute")
         elif is_plainly_called(op):  # (2, 3)
             yield Match(op, "XLA takes its values from nowhere else")
+        elif cost_model().is_bounded and _is_ignored(op):  # (4)
+            yield Match(op, "XLA computes nothing again for it")
 
     def refuse(self, match: Match) -> str | None:
         remat, step = match.op, match.op.region
@@ -83,6 +92,26 @@ class OpenCheckpoints(Pass[Match]):
         for result, value in zip(remat.results, values, strict=True):
             rw.replace(result, value)
         rw.erase(remat)
+
+
+def _is_ignored(remat: Remat) -> bool:
+    """Whether a checkpoint has been differentiated, if ever, and XLA ignores it."""
+    if phase_of(remat) == "differentiable" or not ignores_checkpoints():
+        return False
+    return not is_in_a_loop(remat) or any(_is_computed_beside(op, remat) for op in remat.body.ops)
+
+
+def _is_computed_beside(op: Op, remat: Remat) -> bool:
+    """Whether an op in a checkpoint computes what one beside the checkpoint does."""
+    if op.is_terminator or is_data_movement(op):
+        return False
+    others = (user for value in op.operands[:1] for user in value.users)
+    return any(
+        other.region is remat.region
+        and (other.name, other.operands) == (op.name, op.operands)
+        and [v.aval for v in other.results] == [v.aval for v in op.results]
+        for other in others
+    )
 
 
 def _of_all_steps(body: Region, step: Region) -> int:

@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Remat
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.laws.open_checkpoints import OpenCheckpoints
@@ -118,8 +119,81 @@ def test_straight_code():
     assert checkpoints(program, jnp.ones(3), law=Finally()) == 1
 
 
-def test_two_in_a_step():
-    """(3) The values of both would be computed at the same time."""
+def straight(x):
+    return jax.grad(jax.checkpoint(lambda x: jnp.sin(x * x).sum()))(x)
+
+
+BOUNDED = CostModel().at(0.0, 1.0)
+
+
+def test_checkpoint_that_the_device_ignores(dividing):
+    """(4) Under a budget it is what XLA makes of it."""
+    with using(BOUNDED):
+        check_rewrite(
+            Finally(),
+            straight,
+            "f32[3]",
+            diff="""
+                fn (x:f32[3]) {
+                  m:f32[3] = mul x x
+                  s:f32[3] = sin m
+                  r:f32[] = reduce_sum[axes=(0,)] s
+              -   r1:f32[3] = remat[differentiated] {
+              -     m:f32[3] = mul x x
+              -     c:f32[3] = cos m
+              -     b:f32[3] = broadcast_in_dim 1.0
+              -     m1:f32[3] = mul b c
+              -     m2:f32[3] = mul x m1
+              -     m3:f32[3] = mul m1 x
+              -     a:f32[3] = add_any m2 m3
+              -     yield a
+              -   }
+              +   m4:f32[3] = mul x x
+              +   c:f32[3] = cos m4
+              +   b:f32[3] = broadcast_in_dim 1.0
+              +   m1:f32[3] = mul b c
+              +   m2:f32[3] = mul x m1
+              +   m3:f32[3] = mul m1 x
+              +   a:f32[3] = add_any m2 m3
+              -   return r1
+              +   return a
+                }
+            """,
+        )
+
+
+@pytest.mark.parametrize(
+    "model", [CostModel(), *CostModel().thrifty(), pytest.param(None, id="differentiable")]
+)
+def test_without_a_budget_the_device_ignores_nothing(dividing, model):
+    """(4) Barriers still order a little; and what is differentiated next is computed again."""
+    law = Finally() if model is not None else OPEN
+    with using(model or BOUNDED):
+        assert checkpoints(straight, jnp.ones(3), law=law) == 1
+
+
+def test_checkpoint_where_barriers_are_kept(barriers):
+    """(4) XLA computes it again."""
+    with using(BOUNDED):
+        assert checkpoints(straight, jnp.ones(3), law=Finally()) == 1
+
+
+def trained(x):
+    """Steps each of which computes a gradient of two checkpoints."""
+    f = lambda x: jax.checkpoint(jnp.sin)(jax.checkpoint(lambda x: jnp.sin(x * x))(x)).sum()
+    return lax.scan(lambda x, _: (x - jax.grad(f)(x), None), x, length=3)[0]
+
+
+def test_beside_what_it_computes_again(dividing):
+    """(4) In a step, too."""
+    with using(BOUNDED):
+        assert checkpoints(trained, jnp.ones(3), law=Finally()) == 0
+    assert checkpoints(trained, jnp.ones(3), law=Finally()) > 0
+
+
+@pytest.mark.parametrize("model", [CostModel(), BOUNDED])
+def test_two_in_a_step(dividing, model):
+    """(3, 4) The values of both would be computed at the same time; they are not beside those."""
 
     def body(c, x):
         for _ in range(2):
@@ -129,7 +203,8 @@ def test_two_in_a_step():
     def program(xs):
         return loop(body, xs)
 
-    assert checkpoints(program, jnp.ones((5, 3)), law=Finally()) == 2
+    with using(model):
+        assert checkpoints(program, jnp.ones((5, 3)), law=Finally()) == 2
 
 
 def test_branch_of_a_step():

@@ -32,6 +32,11 @@ class MemoryQuestions(Prices):
         return self.byte > 0 or self.part is not None
 
     @property
+    def is_bounded(self) -> bool:
+        """Whether somebody has given a memory budget."""
+        return self.is_traded and self.slack == inf
+
+    @property
     def has_price(self) -> bool:
         """Whether a byte of memory is worth time, however much."""
         return self.byte > 0 and self.slack == inf
