@@ -7,8 +7,17 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.carried.read_before_moving import ReadBeforeMoving
-from jaxpr_opt.testing import assert_close, assert_same_derivatives, check_refuses, check_rewrite
+from jaxpr_opt.testing import (
+    assert_close,
+    assert_same_derivatives,
+    check_refuses,
+    check_rewrite,
+    run_alone,
+    traced,
+)
 from tests.loops import alone, memory
 
 READ = ReadBeforeMoving()
@@ -185,6 +194,9 @@ NOT_FOUND = {
         lax.pad(c, np.float32(0), [(0, 0, 1), (0, 0, 0)]), i, 0, sizes=(1, 4)
     ),
     "out of range, against a promise": lambda c, i: c[::-1][jnp.array([0, 5, 23]) - i],
+    "of many parts": lambda c, i: read(
+        jnp.concatenate([c + k for k in range(limits.READS_OF_ROWS + 1)]), i, 0, sizes=(1, 4)
+    ),
     "a run over two axes": lambda c, i: read(c.reshape(-1), i, sizes=(3,)),
 }
 
@@ -193,6 +205,16 @@ NOT_FOUND = {
 def test_no_window(moved):
     """(1, 2)"""
     alone(READ, stepping(moved), "f32[24,4]", "i32[3]", "f32[3]", fires=False)
+
+
+@pytest.mark.parametrize("size", [limits.COUNTED - 1, limits.COUNTED])
+def test_more_than_an_index_counts(size):
+    """(2) Places are computed in 32 bits."""
+    program = stepping(lambda c, i: read(c[::-1], i, sizes=(1,)), lambda c, i, x: c.at[0].set(x))
+    graph = import_jaxpr(traced(program, f"f32[{size}]", "i32[3]", "f32[3]"))
+    assert bool(run_alone((READ,), graph).record(READ.name, READ.cleanup).rewrites) == (
+        size < limits.COUNTED
+    )
 
 
 def test_a_table_that_no_step_writes_to():
