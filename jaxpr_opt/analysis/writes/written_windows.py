@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from jaxpr_opt.analysis.masks.parts import origin
 from jaxpr_opt.analysis.sparse.shared_operands import shared
@@ -87,12 +88,22 @@ def is_around_in_step(read: Access, write: Access) -> bool:
     if loop_of(write.op) is None or read.op.region is not write.op.region:
         return False
     result, further = write.op.result, _further(write)
-    pieces = math.prod(read.sizes[: max(single_axes(read), default=0)])
-    is_plain = not _meets_branches(write)
+    axes = single_axes(read)
+    pieces = math.prod(read.sizes[: max(axes, default=0)])
+    is_again = len(axes) > 1 and any(is_at_one_place(read, each) for each in _so_far(write))
+    is_plain = not is_again and not _meets_branches(write)
     together = is_plain and any(is_at_one_place(read, each) for each in further)
     is_apart = cost_model().is_read_apart(pieces, result.nbytes, together=together)
     # Condition 3 of read-around-writes.
     return bool(further) and is_apart and not _is_more_than_array(read)
+
+
+def _so_far(write: Access) -> Iterator[Access]:
+    """A write, and the writes before it that made its array, the last first."""
+    known: Access | None = write
+    while known is not None and known.kind != "read":
+        yield known
+        known = access(known.array.op) if known.array.op is not None else None
 
 
 def _meets_branches(write: Access) -> bool:
@@ -111,12 +122,10 @@ def _meets_branches(write: Access) -> bool:
 
 def _is_more_than_array(read: Access) -> bool:
     """Whether all windows that a read must go around are most of the array."""
-    windows, array = 0, read.array
-    while array.op is not None and (write := access(array.op)) is not None:
-        if write.kind == "read":
-            break
-        windows, array = windows + read.nbytes + write.nbytes, write.array
-        if cost_model().is_most(windows, array.nbytes):
+    windows, made_by = 0, access(read.array.op) if read.array.op is not None else None
+    for write in _so_far(made_by) if made_by is not None else ():
+        windows += read.nbytes + write.nbytes
+        if cost_model().is_most(windows, read.array.nbytes):
             return True
     return False
 
