@@ -12,7 +12,9 @@ from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU, GPU
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.engine.registry import library_passes
+from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.passes.residuals.narrow_residuals import NarrowResiduals
+from jaxpr_opt.reports import observe
 from jaxpr_opt.testing import assert_close, check_rewrite
 from tests.loops import memory
 
@@ -196,3 +198,31 @@ def test_what_it_does():
               }
             """,
         )
+
+
+def summed(w, c):
+    """The neighbours of a field, summed: each number is looked up in two arrays put together."""
+    return c + 0.1 * w * (jnp.roll(c, 1, 1) - 2 * c + jnp.roll(c, -1, 1)) + 0.01 * c * c
+
+
+def multiplied(w, c):
+    """One neighbour: an array that is put together is a copy."""
+    return c + 0.1 * w * jnp.roll(c, 1, 0) * c
+
+
+@pytest.mark.parametrize(
+    ("step", "mixes", "stacks"), [(summed, True, 2), (summed, False, 1), (multiplied, True, 1)]
+)
+def test_arrays_put_together_and_mixed_are_stored(step, mixes, stacks):
+    """Where the device looks each number up, in what several of them are combined in."""
+
+    def program(w, c):
+        return lax.scan(lambda c, _: (step(w, c), None), c, length=200)[0].sum()
+
+    args = jnp.float32(0.3), jnp.linspace(0.0, 1.0, 64 * 64, dtype=jnp.float32).reshape(64, 64)
+    with using(CostModel().but(mixes_by_places=mixes, starts_each=False)):
+        graph = observe.optimized(jax.grad(program), args, {})[0]
+        found = optimize(jax.grad(program))(*args)
+    forward = next(op for op in graph.walk() if isinstance(op, Scan))
+    assert len(forward.stacks) == stacks
+    assert_close(jax.jit(jax.grad(program))(*args), found)

@@ -44,6 +44,8 @@ class StepPrices:
     """What is repeated along axes of what is made of it."""
     times: Mapping[Value, float]
     """How often each element of a value is computed, where its neighbours are read, too."""
+    mixed: Set[Value]
+    """What is put together of arrays, and combined with others of the kind in one residual."""
     long_rows: Set[Op]
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     windows: Mapping[Op, int]
@@ -68,6 +70,7 @@ def step_of(scan: Scan) -> StepPrices:
         restored=whole,
         spread=_spread(scan),
         times=times_read(scan),
+        mixed=_mixed(scan) if cost_model().device.mixes_by_places else frozenset(),
         long_rows=_long_rows(scan, whole),
         windows=_windows(scan) | {op: windows_read(op) for op in fetched},
         fetched=fetched,
@@ -162,7 +165,10 @@ def _attention(step: StepPrices, op: Op) -> float | None:
 def _put_together(step: StepPrices, op: Op) -> float | None:
     """Arrays beside each other, and padding: each element is a choice of where it comes from."""
     # Condition 2 of narrow-residuals.
-    return step.model.one_by_one(op.result) if op.name in PUT_TOGETHER else None
+    if op.name not in PUT_TOGETHER:
+        return None
+    made = op.result
+    return (step.model.by_places if made in step.mixed else step.model.one_by_one)(made)
 
 
 def _by_itself(step: StepPrices, op: Op) -> float | None:
@@ -241,6 +247,22 @@ def _spread(scan: Scan) -> Set[Value]:
                 seen.add(state)
                 pending.append(state)
     return found
+
+
+def _mixed(scan: Scan) -> Set[Value]:
+    """Arrays put together of others, several of which one residual is made of by basic arithmetic,
+    as the sum of a field's neighbours is.
+    """
+    if not any(op.name in PUT_TOGETHER for op in scan.body.ops):
+        return frozenset()
+    parts: dict[Value, Set[Value]] = {}
+    for op in scan.body.ops:
+        if op.name in PUT_TOGETHER:
+            parts[op.result] = {op.result}
+        elif is_arithmetic(op):
+            parts[op.result] = set[Value]().union(*(parts.get(v, ()) for v in op.operands))
+    made = (parts.get(value, frozenset()) for _, value in residuals(scan, nests=True))
+    return set[Value]().union(*(each for each in made if len(each) > 1))
 
 
 def _long_rows(scan: Scan, whole: Set[Value]) -> Set[Op]:
