@@ -163,6 +163,12 @@ def two_elements(c, x, i, j):
     return lax.dynamic_update_slice(c, lax.dynamic_slice(c, (j,), (2,)), (i + 1,)), None
 
 
+def of_other_sizes(c, x, i, j):
+    """(1) One element of two."""
+    c = lax.dynamic_update_slice(c, jnp.stack([x, x]), (i,))
+    return c.at[j + 1].set(c[j]), None
+
+
 def written_once(c, x, i, j):
     """(3) Nothing is written between the read and the end of the step."""
     c = c.at[i].set(x)
@@ -175,9 +181,14 @@ def read_in_a_branch(c, x, i, j):
     return c.at[j].set(lax.cond(x > 0, lambda: c[j + 1], lambda: x)), None
 
 
-@pytest.mark.parametrize("step", [two_elements, written_once, read_in_a_branch])
+@pytest.mark.parametrize("step", [two_elements, of_other_sizes, written_once, read_in_a_branch])
 def test_left_alone(step):
     alone(PASS, scanned(step), *GIVEN, fires=False)
+
+
+def test_what_may_be_differentiated():
+    """(4)"""
+    alone(PASS, scanned(hands_on), *GIVEN, fires=False, phase="differentiable")
 
 
 def test_most_of_the_array():
