@@ -146,8 +146,10 @@ def _spread_axes(mask: Value) -> list[int]:
 def _readers(mask: Value) -> Iterator[tuple[Op, Value]]:
     """The ops that read a mask, or one that is the same along more axes; each with that."""
     for user in mask.users:
-        spread = user.result if user.name == "broadcast_in_dim" else None
-        yield from ((user, mask),) if spread is None else ((each, spread) for each in spread.users)
+        if user.name == "broadcast_in_dim" and user.result.uses:
+            yield from ((each, user.result) for each in user.result.users)
+        else:
+            yield user, mask
 
 
 def _chooses(op: Op, mask: Value, write: WrittenMask) -> bool:

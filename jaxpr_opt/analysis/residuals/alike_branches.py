@@ -61,4 +61,4 @@ def _updates(outcome: Outcome) -> bool:
     does so in place, unless both versions are read.
     """
     sources = {source_through(value, lambda op: op.name in UPDATING) for value in outcome.values}
-    return len(sources) == 1 and len(set(outcome.values)) > 1
+    return len(sources) < len(set(outcome.values))
