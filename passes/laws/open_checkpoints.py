@@ -108,7 +108,7 @@ def _is_computed_beside(op: Op, remat: Remat) -> bool:
     others = (user for value in op.operands[:1] for user in value.users)
     return any(
         other.region is remat.region
-        and (other.name, other.operands) == (op.name, op.operands)
+        and (other.name, other.operands, other.params) == (op.name, op.operands, op.params)
         and [v.aval for v in other.results] == [v.aval for v in op.results]
         for other in others
     )
