@@ -35,6 +35,10 @@ OPS_OF_ROWS = 256
 READS_OF_ROWS = 8
 """Reads for each of which ops compute rows again."""
 
+WRITES_OF_A_STEP = 6
+"""Writes to one array in a step, if what is read between them is compared with all before it: half
+as many comparisons as the square of the writes."""
+
 AROUND_A_WINDOW = 3
 """Windows along each axis that lie side by side where one is moved within numbers."""
 

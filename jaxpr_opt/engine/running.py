@@ -16,7 +16,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model, using
 from jaxpr_opt.engine.interface import PHASES, Match, Pass, PassError
 from jaxpr_opt.insight.journal import Journal, PassRecord, Refusal, Rewrite, is_collected, measure
-from jaxpr_opt.ir.devices import is_divided
+from jaxpr_opt.ir.devices import ignores_checkpoints, is_divided
 from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.graph import Graph, Op, Remat, Scan
 from jaxpr_opt.ir.places import size_of, user_frame
@@ -107,7 +107,7 @@ def opened(graph: Graph, trades: Sequence[Pass[Any]]) -> Candidate | None:
     """A copy of a program without the checkpoints that the device ignores: what they say is
     computed again is counted once, as XLA computes it.  None if there are none; raises `PassError`.
     """
-    if not any(isinstance(op, Remat) for op in graph.walk()):
+    if not ignores_checkpoints() or not any(isinstance(op, Remat) for op in graph.walk()):
         return None
     copy, journal = copy_graph(graph), Journal(graph.phase, with_refusals=is_collected())
     run = Run(copy, journal)

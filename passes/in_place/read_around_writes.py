@@ -24,8 +24,8 @@ next. Sound when
 
 It is done where
 
-3. the step of a loop writes to the written array again, and the windows of all writes that the read
-   must go around are less than the array;
+3. the step of a loop writes to the written array again, a few times only, and the windows of all
+   writes that the read must go around are less than the array;
 4. nothing differentiates the loop any more (the final phase): the gradient of a select is two.
 
 Cost: a comparison for each write, where XLA would copy the array: two updates of an element in each

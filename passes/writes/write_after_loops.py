@@ -87,7 +87,7 @@ class WriteAfterLoops(Pass[WrittenRows]):
         if loop_of(op) is None:
             return
         for stack in op.stacks:
-            writes = tuple(reversed(writes_in_a_row(stack.value, op.body, {"write", "add"})))
+            writes = tuple(writes_in_a_row(stack.value, op.body, {"write", "add"}))[::-1]
             stream = op.stream_of(writes[0].array) if writes else None
             if stream is not None and stack.result.uses:  # (1)
                 says = f"windows of {stream.operand.label} are written after the loop over its rows"

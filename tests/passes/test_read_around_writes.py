@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.devices import GPU
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.passes.in_place.read_around_writes import ReadAroundWrites
@@ -189,6 +190,19 @@ def test_left_alone(step):
 def test_what_may_be_differentiated():
     """(4)"""
     alone(PASS, scanned(hands_on), *GIVEN, fires=False, phase="differentiable")
+
+
+@pytest.mark.parametrize("writes", [limits.WRITES_OF_A_STEP, limits.WRITES_OF_A_STEP + 1])
+def test_many_writes(writes):
+    """(3) Each read would be compared with all writes before it."""
+
+    def step(c, x, i, j):
+        for k in range(writes):
+            c = c.at[i + k].set(x if k == 0 else c[i + k - 1] * x)
+        return c, None
+
+    program, few = scanned(step), writes <= limits.WRITES_OF_A_STEP
+    alone(PASS, program, "f32[4000]", *GIVEN[1:], fires=few)
 
 
 def test_most_of_the_array():

@@ -11,7 +11,7 @@ nothing; negative indices are normalised.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -171,18 +171,16 @@ def combined(op: Op) -> Access | None:
     return _scatter(op) if op.name in COMBINING and not is_sharded(op.operands[0]) else None
 
 
-def writes_in_a_row(value: Value, region: Region, kinds: Set[Kind]) -> list[Access]:
-    """The windows by which ops of a region make a value, each of one of these kinds and into what
-    the next of the list makes: last to first.
+def writes_in_a_row(value: Value, region: Region | None, kinds: Set[Kind]) -> Iterator[Access]:
+    """The windows by which ops of a region, if one is given, make a value, each of one of these
+    kinds and into what the next makes: last to first.
     """
-    writes: list[Access] = []
-    while value.op is not None and value.op.region is region:
+    while value.op is not None and region in {None, value.op.region}:
         found = access(value.op)
         if found is None or found.kind not in kinds:
-            break
-        writes.append(found)
+            return
+        yield found
         value = found.array
-    return writes
 
 
 def reads_window(op: Op, array: Value) -> bool:

@@ -113,7 +113,7 @@ def branch_writes(cond: Cond) -> Iterator[BranchWrites]:
     for outcome in cond.outcomes:
         cases = zip(outcome.values, cond.branches, strict=True)
         # Condition 1 of write-after-branches.
-        chains = [writes_in_a_row(*case, {"write"}) for case in cases]
+        chains = [list(writes_in_a_row(*case, {"write"})) for case in cases]
         writes = tuple(chain[-1] if chain else None for chain in chains)
         pairs = list(zip(outcome.values, writes, strict=True))
         arrays = [value if write is None else write.array for value, write in pairs]

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from jaxpr_opt.analysis.masks.parts import origin
 from jaxpr_opt.analysis.sparse.shared_operands import shared
 from jaxpr_opt.analysis.values.enclosing import loop_of
-from jaxpr_opt.analysis.windows.access import Access, access, reads_window
+from jaxpr_opt.analysis.windows.access import Access, access, reads_window, writes_in_a_row
 from jaxpr_opt.analysis.windows.coinciding import are_comparable, is_at_one_place, single_axes
 from jaxpr_opt.analysis.windows.window_primitives import UPDATING, WRITES, is_same_window
 from jaxpr_opt.bridge.parameters import fills
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import source_through
-from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.traits import ELEMENTWISE
 
@@ -81,29 +82,39 @@ def is_around_in_step(read: Access, write: Access) -> bool:
     writes to that array again: XLA would read the window by itself, repeat the write there, and
     copy the array.
     """
+    region, further = write.op.region, _further(write)
+    # Condition 3 of read-around-writes.
+    if not further or loop_of(write.op) is None or read.op.region is not region:
+        return False
+    # Condition 3 of read-around-writes.
+    if len(list(islice(_all_writes(write), limits.WRITES_OF_A_STEP + 1))) > limits.WRITES_OF_A_STEP:
+        return False
     # Condition 1 of read-around-writes.
     if not are_comparable(read, write):
         return False
-    # Condition 3 of read-around-writes.
-    if loop_of(write.op) is None or read.op.region is not write.op.region:
-        return False
-    result, further = write.op.result, _further(write)
     axes = single_axes(read)
     pieces = math.prod(read.sizes[: max(axes, default=0)])
-    is_again = len(axes) > 1 and any(is_at_one_place(read, each) for each in _so_far(write))
+    so_far = _so_far(write.op.result)
+    is_again = len(axes) > 1 and any(is_at_one_place(read, each) for each in so_far)
     is_plain = not is_again and not _meets_branches(write)
     together = is_plain and any(is_at_one_place(read, each) for each in further)
-    is_apart = cost_model().is_read_apart(pieces, result.nbytes, together=together)
+    is_apart = cost_model().is_read_apart(pieces, write.op.result.nbytes, together=together)
     # Condition 3 of read-around-writes.
-    return bool(further) and is_apart and not _is_more_than_array(read)
+    return is_apart and not _is_more_than_array(read)
 
 
-def _so_far(write: Access) -> Iterator[Access]:
-    """A write, and the writes before it that made its array, the last first."""
-    known: Access | None = write
-    while known is not None and known.kind != "read":
-        yield known
-        known = access(known.array.op) if known.array.op is not None else None
+def _so_far(array: Value) -> Iterator[Access]:
+    """The writes that have made an array, the last first."""
+    return writes_in_a_row(array, None, {"write", "add"})
+
+
+def _all_writes(write: Access) -> Iterator[Access]:
+    """The writes of a step that lead to this one, and from it."""
+    yield from _so_far(write.op.result)
+    later = _further(write)
+    while later:
+        yield later[0]
+        later = _further(later[0])
 
 
 def _meets_branches(write: Access) -> bool:
@@ -122,8 +133,8 @@ def _meets_branches(write: Access) -> bool:
 
 def _is_more_than_array(read: Access) -> bool:
     """Whether all windows that a read must go around are most of the array."""
-    windows, made_by = 0, access(read.array.op) if read.array.op is not None else None
-    for write in _so_far(made_by) if made_by is not None else ():
+    windows = 0
+    for write in _so_far(read.array):
         windows += read.nbytes + write.nbytes
         if cost_model().is_most(windows, read.array.nbytes):
             return True
