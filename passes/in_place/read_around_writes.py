@@ -41,20 +41,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.analysis.windows.access import access
 from jaxpr_opt.analysis.writes.written_windows import is_around_in_step
 from jaxpr_opt.builders.writes.coinciding import read_around
-from jaxpr_opt.engine.interface import Match, Pass
+from jaxpr_opt.engine.interface import Pass
 from jaxpr_opt.ir.graph import Op, Phase
 from jaxpr_opt.ir.rewriter import Rewriter
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadAround(Match):
-    """A read of a window of an array that `write` has just written to."""
-
-    read: Access
-    write: Access
+from jaxpr_opt.passes.writes.forward_written_windows import ReadAround
 
 
 @dataclass(frozen=True)
