@@ -9,6 +9,7 @@ from jaxpr_opt.analysis.values.rounding import is_stable, may_differ
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import CostModel, cost_model
+from jaxpr_opt.cost.reuse import buffer_of
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, is_sized
 from jaxpr_opt.ir.nesting import program_of
@@ -198,11 +199,10 @@ def is_to_be_differentiated(op: Op) -> bool:
 
 def _is_new(value: Value, axis: int | None) -> bool:
     """Whether an array is in memory only if a loop streams it: it is else computed where it is
-    read, or its rows lie along another axis.
+    read, or its rows lie along another axis.  A view of an array takes no memory.
     """
-    return axis is not None and (
-        axis > 0 or (value.op is not None and value.op.name in _STREAMABLE)
-    )
+    maker = buffer_of(value).op
+    return axis is not None and (axis > 0 or (maker is not None and maker.name in _STREAMABLE))
 
 
 def _axes(op: Op, axis: int) -> tuple[int | None, ...] | None:
