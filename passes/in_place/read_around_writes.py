@@ -13,10 +13,10 @@ After::
     r = select_n (eq i j) o u
     e = scatter d k (f r)
 
-A window that lies in pieces, such as an element of each row of a batch, XLA reads by itself, and
-repeats in that read the write before it. So it reads the array as it was once it has been
-overwritten, and copies all of it in each step. What lies in one piece is read by the op that writes
-next. Sound when
+A window whose place comes again in the step XLA reads by itself, and repeats in that read the write
+before it. So it reads the array as it was once it has been overwritten, and copies all of it in
+each step. What lies in one piece is read by the op that writes next, if that is where it writes; of
+rows with places of their own each is read by itself. Sound when
 
 1. the two windows coincide, in range, or are apart (`jaxpr_opt.analysis.windows.coinciding`): the
    program compares where they are; what is out of range is read as before;
@@ -25,7 +25,8 @@ next. Sound when
 It is done where
 
 3. the step of a loop writes to the written array again, a few times only, and the windows of all
-   writes that the read must go around are less than the array;
+   writes that the read must go around are less than the array; and it reads or writes that place
+   once more. XLA else makes one op of all writes, and reads before it;
 4. nothing differentiates the loop any more (the final phase): the gradient of a select is two.
 
 Cost: a comparison for each write, where XLA would copy the array: two updates of an element in each

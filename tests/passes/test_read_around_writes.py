@@ -91,24 +91,32 @@ def of_rows(c, x, i, j):
 
 
 def of_points(c, x, i, j):
-    c = c.reshape(-1, 5).at[i, j].set(x)
+    c = c.reshape(-1, 5)
+    c = c.at[i, j].set(x + c[j, j])
     return c.at[j, i].add(c[j, j]).reshape(-1), None
 
 
 def filled(c, x, i, j):
-    c = c.at[i].add(x)
-    return c.at[j].set(c.at[j - 1].get(mode="fill", fill_value=7)), None
+    read = lambda c: c.at[j - 1].get(mode="fill", fill_value=7)
+    c = c.at[i].add(read(c))
+    return c.at[j].set(read(c)), None
 
 
 def around_two(c, x, i, j):
-    c = c.at[i].set(x).at[j].add(c[i])
+    c = c.at[i].set(c[j + 1]).at[j].add(x)
     return c.at[i + 1].set(c[j + 1]), None
 
 
 def given_back(c, x, i, j):
-    c = c.at[i].set(x)
+    c = c.at[i].set(c[j] * x)
     read = c[j]
     return c.at[j + 2].set(x), read
+
+
+def written_later(c, x, i, j):
+    c = c.at[i].set(x)
+    c = c.at[i + 1].set(c[j])
+    return c.at[j].set(x), None
 
 
 def branched(c, x, i, j):
@@ -126,7 +134,9 @@ def twice_at_a_point(c, x, i, j):
     return c.reshape(-1), None
 
 
-SERVED = [of_rows, twice_at_a_point, of_points, filled, around_two, given_back, branched]
+SERVED = [
+    of_rows, twice_at_a_point, of_points, filled, around_two, given_back, written_later, branched,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", SERVED, ids=lambda step: step.__name__)
@@ -176,15 +186,43 @@ def written_once(c, x, i, j):
     return c, c[j]
 
 
+def places_of_their_own(c, x, i, j):
+    """(3) XLA makes one op of both writes, and reads before it."""
+    c = c.at[i].set(x)
+    return c.at[j].set(c[j + 1] * c[j + 1]), None
+
+
+def in_the_next_write_only(c, x, i, j):
+    """(3) In each row of a batch, too."""
+    c = c.at[i].set(x)
+    return c.at[j].set(c[j] * 2), None
+
+
 def read_in_a_branch(c, x, i, j):
     """(3) The branch is not taken in each step."""
     c = c.at[i].set(x)
     return c.at[j].set(lax.cond(x > 0, lambda: c[j + 1], lambda: x)), None
 
 
-@pytest.mark.parametrize("step", [two_elements, of_other_sizes, written_once, read_in_a_branch])
-def test_left_alone(step):
-    alone(PASS, scanned(step), *GIVEN, fires=False)
+LEFT = [two_elements, of_other_sizes, written_once, read_in_a_branch]
+ONCE = [places_of_their_own, in_the_next_write_only]
+
+
+@pytest.mark.parametrize("step", [*LEFT, *ONCE], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("batch", [False, True])
+def test_left_alone(step, batch):
+    program, given = scanned(step), GIVEN
+    if batch:
+        program = jax.vmap(program, (0, 0, None, None))
+        given = "f32[3,40]", "f32[3,4]", *GIVEN[2:]
+    alone(PASS, program, *given, fires=False)
+
+
+@pytest.mark.parametrize("step", [hands_on, given_back, of_points], ids=lambda step: step.__name__)
+def test_places_of_each_row(step):
+    """(3) XLA reads and writes one row after the other."""
+    given = "f32[3,40]", "f32[3,4]", "i32[3,4]", "i32[3,4]"
+    alone(PASS, jax.vmap(scanned(step)), *given, fires=False)
 
 
 def test_what_may_be_differentiated():
@@ -198,7 +236,7 @@ def test_many_writes(writes):
 
     def step(c, x, i, j):
         for k in range(writes):
-            c = c.at[i + k].set(x if k == 0 else c[i + k - 1] * x)
+            c = c.at[i + k].set(x if k == 0 else c[i + (k - 1)] * x)
         return c, None
 
     program, few = scanned(step), writes <= limits.WRITES_OF_A_STEP
@@ -237,7 +275,7 @@ def test_where_each_op_is_a_kernel():
 
 
 @pytest.mark.parametrize(
-    "step", [*SERVED, hands_on, multiplied, swapped], ids=lambda step: step.__name__
+    "step", [*SERVED, *ONCE, hands_on, multiplied, swapped], ids=lambda step: step.__name__
 )
 @pytest.mark.parametrize("batch", [False, True])
 def test_nothing_is_copied(step, batch):

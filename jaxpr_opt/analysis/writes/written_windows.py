@@ -10,7 +10,12 @@ from jaxpr_opt.analysis.masks.parts import origin
 from jaxpr_opt.analysis.sparse.shared_operands import shared
 from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window, writes_in_a_row
-from jaxpr_opt.analysis.windows.coinciding import are_comparable, is_at_one_place, single_axes
+from jaxpr_opt.analysis.windows.coinciding import (
+    are_comparable,
+    batch,
+    is_at_one_place,
+    single_axes,
+)
 from jaxpr_opt.analysis.windows.window_primitives import UPDATING, WRITES, is_same_window
 from jaxpr_opt.bridge.parameters import fills
 from jaxpr_opt.cost import limits
@@ -86,21 +91,34 @@ def is_around_in_step(read: Access, write: Access) -> bool:
     # Condition 3 of read-around-writes.
     if not further or loop_of(write.op) is None or read.op.region is not region:
         return False
+    writes = list(islice(_all_writes(write), limits.WRITES_OF_A_STEP + 1))
     # Condition 3 of read-around-writes.
-    if len(list(islice(_all_writes(write), limits.WRITES_OF_A_STEP + 1))) > limits.WRITES_OF_A_STEP:
+    if len(writes) > limits.WRITES_OF_A_STEP:
         return False
     # Condition 1 of read-around-writes.
     if not are_comparable(read, write):
         return False
-    axes = single_axes(read)
+    axes, meets = single_axes(read), _meets_branches(write)
+    # Condition 3 of read-around-writes.
+    if batch(read) or not (meets or _comes_again(read, writes)):
+        return False
     pieces = math.prod(read.sizes[: max(axes, default=0)])
-    so_far = _so_far(write.op.result)
-    is_again = len(axes) > 1 and any(is_at_one_place(read, each) for each in so_far)
-    is_plain = not is_again and not _meets_branches(write)
+    is_plain = len(axes) == 1 and not meets
     together = is_plain and any(is_at_one_place(read, each) for each in further)
     is_apart = cost_model().is_read_apart(pieces, write.op.result.nbytes, together=together)
     # Condition 3 of read-around-writes.
     return is_apart and not _is_more_than_array(read)
+
+
+def _comes_again(read: Access, writes: list[Access]) -> bool:
+    """Whether a step reads or writes the place of a read once more, but for reads of the same
+    version and the write to it: XLA else makes one op of all writes, before which it reads.
+    """
+    others = [write for write in writes if write.array is not read.array]
+    versions = {write.array for write in writes} | {write.op.result for write in writes}
+    users = {user for version in versions - {read.array} for user in version.users}
+    found = [each for user in users if (each := access(user)) is not None and each.kind == "read"]
+    return any(is_at_one_place(read, each) for each in (*others, *found))
 
 
 def _so_far(array: Value) -> Iterator[Access]:
