@@ -46,20 +46,20 @@ one array.
 Cost: one more read of the window, which is less than half of the array. In a loop only, maybe in a
 branch of its step; or zeros, of which others make something row by row (`compute-added-rows`). The
 array may then become the stack of a scan. If it cannot, because the index is unknown or differs,
-XLA may still write in place through a branch. Not so if the step reads the array for something else
-than the cond, as memo tables are read before they are written, nor, on a CPU before JAX 0.11, if
-there are more than two branches, or only that for false writes: XLA then copies all of it in each
-step (20,000 numbers: 3.8 us on JAX 0.10, 3.1 on 0.12, and 0.07 if it is written after the cond).
-Small arrays are copied sooner than a window is read and written, if XLA starts the few ops of a
-step one by one (4096 numbers of a memo of products: 0.33 us and 0.45 us). Nor if a branch must also
-read it (on a GPU a small copy takes less time than a kernel for the window): the transpose of a
-snapshot reads its cotangent and clears it. And a loop that is differentiated may store the array in
-each step, which `undo-carried-writes` avoids. What XLA copies waits until JAX has differentiated:
-what a branch reads would be added to zeros in the branch, and these to the cotangent of the array,
-all of it in each step (1.7 times the time of plain JAX, where it was 0.7; a stack of 500 numbers of
-a calculator on JAX 0.12). Zeros with a window in them, as the transpose of a read makes them, are
-not made in a branch. A second cond pays if a loop stores the array for its gradient, a version of a
-cache for each step: `undo-carried-writes` then stores the windows.
+XLA may still write in place through a branch, also if that reads the array. Not so if the step
+reads the array for something else than the cond, as memo tables are read before they are written;
+if a branch reads what it then overwrites; nor, on a CPU before JAX 0.11, if there are more than two
+branches, or only that for false writes, or both write and one reads: XLA then copies all of it in
+each step (20,000 numbers: 3.8 us on JAX 0.10, 3.1 on 0.12, and 0.07 if it is written after the
+cond). Small arrays are copied sooner than a window is read and written, if XLA starts the few ops
+of a step one by one (4096 numbers of a memo of products: 0.33 us and 0.45 us; on a GPU a small copy
+takes less time than a kernel for the window). And a loop that is differentiated may store the array
+in each step, which `undo-carried-writes` avoids. What XLA copies waits until JAX has
+differentiated: what a branch reads would be added to zeros in the branch, and these to the
+cotangent of the array, all of it in each step (1.7 times the time of plain JAX, where it was 0.7; a
+stack of 500 numbers of a calculator on JAX 0.12). Zeros with a window in them, as the transpose of
+a read makes them, are not made in a branch. A second cond pays if a loop stores the array for its
+gradient, a version of a cache for each step: `undo-carried-writes` then stores the windows.
 Source: https://github.com/jax-ml/jax/issues/15906; the gradient of 2000 such steps took 15 ms.
 """
 
@@ -152,8 +152,7 @@ def _why_not(writes: BranchWrites) -> str | None:
             return "JAX would add windows to zeros in the branches, and those to the cotangent"
         if any(map(is_stacked, (first.array, writes.result))):
             return None
-    is_in_place = _may_be_differentiated(cond) or not is_copied(first.array, cond)
-    if not _is_read_inside(writes) and is_in_place:
+    if _may_be_differentiated(cond) or not is_copied(first.array, cond):
         return "XLA already writes it in place, in steps that take the branch only"
     return None if _is_worth(writes) else "a copy takes no longer than the window by itself"
 
@@ -174,7 +173,7 @@ def _is_worth(writes: BranchWrites) -> bool:
 
 
 def _is_read_inside(writes: BranchWrites) -> bool:
-    """Whether a branch reads of the array as well, so that XLA copies it."""
+    """Whether a branch reads of the array as well."""
     inside = (
         op
         for op in writes.made[0].array.users

@@ -9,6 +9,7 @@ from jaxpr_opt.analysis.carried.overwritten import overwrites, reads_a_window
 from jaxpr_opt.analysis.writes.branch_writes import is_for
 from jaxpr_opt.ir.devices import copies_for_branches
 from jaxpr_opt.ir.graph import Cond, Op, Outcome, Region, Value
+from jaxpr_opt.ir.nesting import with_parents
 
 
 def buffers(cond: Cond) -> dict[Outcome, Value]:
@@ -33,11 +34,10 @@ def _overwritten(version: Value) -> Value | None:
 
 
 def is_copied(array: Value, cond: Cond) -> bool:
-    """Whether XLA copies a buffer that branches update: for any but the last of two before JAX
-    0.11; if the step reads of it for something else; or a branch reads what it then overwrites.
+    """Whether XLA copies a buffer that branches update: before JAX 0.11 see `_is_copied_before`; if
+    the step reads of it for something else; or a branch reads what it then overwrites.
     """
-    *others, last = cond.branches
-    if copies_for_branches() and (len(others) > 1 or not any(_overwrites(last, array))):
+    if copies_for_branches() and any(_is_copied_before(array, c) for c in _around(array, cond)):
         return True
     around = [op for op in array.users if not any(b.contains(op.region) for b in cond.branches)]
     if any(reads_a_window(op) and not is_for(op, cond) for op in around if op is not cond):
@@ -45,8 +45,30 @@ def is_copied(array: Value, cond: Cond) -> bool:
     return any(_is_unordered(branch, array) for branch in cond.branches)
 
 
+def _around(array: Value, cond: Cond) -> Iterator[Cond]:
+    """A cond, and those around it, for which an array is one from outside."""
+    for op in with_parents(cond):
+        if not isinstance(op, Cond):
+            return
+        yield op
+        if op.region is array.region:
+            return
+
+
+def _is_copied_before(array: Value, cond: Cond) -> bool:
+    """Whether XLA copies a buffer for branches before JAX 0.11: for any but the last of two, and
+    for two if one of them also reads a window.
+    """
+    *others, last = cond.branches
+    if len(others) > 1 or not any(_overwrites(last, array)):
+        return True
+    users = [op for op in array.users if any(b.contains(op.region) for b in cond.branches)]
+    is_in_both = all(any(_overwrites(branch, array)) for branch in cond.branches)
+    return is_in_both and any(map(reads_a_window, users))
+
+
 def _overwrites(branch: Region, array: Value) -> Iterator[Op]:
-    return (user for user in array.users if user.region is branch and any(overwrites(user)))
+    return (op for op in array.users if branch.contains(op.region) and any(overwrites(op)))
 
 
 def _is_unordered(branch: Region, array: Value) -> bool:
