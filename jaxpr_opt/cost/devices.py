@@ -168,6 +168,8 @@ class Device:
     that reads them."""
     fuses_all_or_none: bool = False
     """Whether an op of several arrays is computed in all ops that read it, or once, by itself."""
+    rounds_once: bool = False
+    """Whether an op on numbers of `bfloat16` is computed once, however many ops read it."""
     asks_the_host: bool = False
     """Whether the host decides whether a loop goes on, so that few questions are to be asked."""
     options: tuple[tuple[str, Any], ...] = ()
@@ -203,6 +205,7 @@ CPU = Device(
     turned=1 / 2.5e9,
     breadth_first=True,
     fuses_all_or_none=True,
+    rounds_once=True,
     jumps=True,
     place=1e-9,
     mixes_by_places=not compat_devices.KEEPS_BARRIERS,

@@ -18,7 +18,7 @@ from jaxpr_opt.cost import limits
 from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Constant, Op, Region, Value
-from jaxpr_opt.ir.traits import ARRANGING, is_broadcast, is_cheap
+from jaxpr_opt.ir.traits import ARRANGING, ELEMENTWISE, is_broadcast, is_cheap
 
 NEVER_REPEATED = frozenset({
     "atan2", "cbrt", "div", "erf", "exp", "exp2", "expm1", "log", "log1p", "logistic", "pow", "rem",
@@ -71,6 +71,13 @@ def is_repeated(op: Op) -> bool:
     if op.name in PUT_TOGETHER or _combines_parts(op) or _sums_nothing(op):
         return True
     return is_cheap(op) and op.name not in NEVER_REPEATED
+
+
+def is_rounded(op: Op) -> bool:
+    """Whether an op computes numbers of `bfloat16` element by element: XLA:CPU computes them in 32
+    bits, and repeats no rounding.
+    """
+    return op.name in ELEMENTWISE and op.result.dtype.name == "bfloat16"
 
 
 def _combines_parts(op: Op) -> bool:

@@ -13,6 +13,7 @@ from jaxpr_opt.cost.fusion import (
     is_made_once,
     is_reduced_inside,
     is_repeated,
+    is_rounded,
 )
 from jaxpr_opt.cost.layouts import Copy, bytes_made, copies, is_read_transposed
 from jaxpr_opt.cost.reuse import is_view
@@ -66,6 +67,8 @@ class Lowering:
 
     def is_repeated(self, op: Op) -> bool:
         """Whether XLA may compute an op once for each fusion that reads it."""
+        if self.device.rounds_once and is_rounded(op):
+            return False
         is_quick = self.device.fuses_functions and op.name in ONE_INSTRUCTION
         return is_quick or is_repeated(op)
 
