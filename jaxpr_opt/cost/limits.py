@@ -137,6 +137,9 @@ NEXT_BOUND = 0.85
 LAST_BOUND = 0.98
 """The same below the least that is found so."""
 
+PARTS_OF_A_SEGMENT = (1.0, 2.0, 4.0)
+"""How much a part of a segment that is divided again may take, of the least that is possible."""
+
 NEXT_LEAST = 0.97
 """How much less memory a slower division has to take, or it is none to choose."""
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import add
+from typing import NamedTuple
 
 from jaxpr_opt.analysis.liveness.across_peak import Turn, is_free
 from jaxpr_opt.analysis.liveness.rematerialization import Dropping, Segment
@@ -27,34 +30,95 @@ class Again:
     """What is read after the peak, in the order in which it is, no longer as it was."""
     first: int
     """The place of the first op that reads some of it."""
+    outer: Again | None = None
+    """What is computed again first, and holds what this starts from."""
     made: dict[Value, Value] = field(default_factory=dict)
     """Its values, as they are after the peak."""
 
 
+class _Piece(NamedTuple):
+    """A segment, or a part of one that is divided again."""
+
+    start: int
+    stop: int
+    segment: Segment
+    late: dict[Value, int]
+    """What is read of it after the peak, and where first."""
+
+
 def again(found: Dropping) -> list[Again]:
-    """The ops that are computed again, by segment."""
+    """The ops that are computed again, by segment, and within one by its parts."""
+    last = _last_early(found.turn)
+    ways = [_parts(found, {}), _parts(found, last)]
+    return min(ways, key=lambda parts: _peak(found.turn, parts))
+
+
+def _parts(found: Dropping, last: Mapping[Value, int]) -> list[Again]:
+    """The same; of the arrays that are read last at some places before the peak, those are stored
+    that a later segment reads, if they are read late while arrays of that are still there.
+    """
     turn, kept = found.turn, set[Value]()
-    late: list[dict[Value, int]] = [{} for _ in found.segments]
+    pieces = [
+        _Piece(start, stop, each, {})
+        for each in found.segments
+        for start, stop in pairwise((each.start, *each.inner, each.stop))
+    ]
     for place in range(turn.at, len(turn.ops)):
         for value in _read(turn, turn.ops[place]):
-            if (number := _segment(value, found)) is not None:
-                late[number].setdefault(value, place)
-    each = zip(reversed(found.segments), reversed(late), strict=True)
-    made = (_again(turn, segment, kept, values) for segment, values in each)
-    return [part for part in made if part is not None]
+            if (piece := _piece(value, turn, pieces)) is not None:
+                piece.late.setdefault(value, place)
+    parts, until = list[Again](), 0
+    for segment in reversed(found.segments):
+        own = [piece for piece in pieces if piece.segment is segment]
+        inside = [v for v in turn.readers if segment.start <= _made(v, turn) < segment.stop]
+        crossing = {v for v in inside if last.get(v, 0) >= segment.stop}
+        kept |= {v for v in crossing if turn.readers[v][0] < until}
+        parts += _again(turn, own[0], kept) if len(own) == 1 else _nested(turn, own, kept)
+        until = max([until, *(turn.readers[v][-1] for v in inside)])
+    return parts
 
 
-def _segment(value: Value, found: Dropping) -> int | None:
-    """The last segment that does not keep an array which a value is computed from."""
-    turn, starts = found.turn, [segment.start for segment in found.segments]
+def _peak(turn: Turn, parts: Sequence[Again]) -> int:
+    """The most bytes that are there after the peak, as far as they are made before it or again."""
+    size = len(turn.ops)
+    until = {value: places[-1] for value, places in turn.readers.items()}
+    since = dict.fromkeys(until, turn.at)
+    for part in parts:
+        dropped = {array for value in part.dropped for array in turn.arrays(value)}
+        made = dropped.intersection(v for op in part.ops for v in op.results)
+        since |= dict.fromkeys(made & until.keys(), part.first)
+        for value in part.sources if part.outer is None else ():
+            if turn.is_early(value):
+                until[value] = max(until.get(value, 0), part.first)
+                since[value] = turn.at
+    change = [0] * (size + 1)
+    for value, last in until.items():
+        change[since[value]] += turn.nbytes(value)
+        change[last + 1] -= turn.nbytes(value)
+    there = accumulate(change[turn.at : size])
+    return max(map(add, there, turn.others[turn.at : size]), default=0)
+
+
+def _last_early(turn: Turn) -> dict[Value, int]:
+    """Arrays, and where they are read last before the peak."""
+    early = turn.ops[: turn.at]
+    return {v: turn.place[op] for op in early for v in turn.fused.read.get(op, ())}
+
+
+def _made(value: Value, turn: Turn) -> int:
+    assert value.op is not None
+    return turn.place[value.op]
+
+
+def _piece(value: Value, turn: Turn, pieces: Sequence[_Piece]) -> _Piece | None:
+    """The last piece that does not keep an array which a value is computed from."""
     numbers = []
     for array in turn.arrays(value):
-        assert array.op is not None
-        number = bisect_right(starts, turn.place[array.op]) - 1
-        kept = found.segments[number].kept
+        number = bisect_right(pieces, _made(array, turn), key=lambda piece: piece.start) - 1
+        kept = pieces[number].segment.kept
         if turn.nbytes(array) and kept is not None and array not in kept:
             numbers.append(number)
-    return max(numbers, default=None)
+    return pieces[max(numbers)] if numbers else None
 
 
 def _read(turn: Turn, op: Op) -> Iterator[Value]:
@@ -62,33 +126,82 @@ def _read(turn: Turn, op: Op) -> Iterator[Value]:
     return (v for v in ([] if op.is_terminator else inputs(op)) if turn.is_early(v))
 
 
-def _again(
-    turn: Turn, segment: Segment, kept: set[Value], late: Mapping[Value, int]
-) -> Again | None:
-    """What is computed again of a segment, for what is read of it late, and where first; `kept`
-    grows by what it starts from.
+def _again(turn: Turn, piece: _Piece, kept: set[Value]) -> list[Again]:
+    """What is computed again of a piece, for what is read of it late, and where first; `kept` grows
+    by what it starts from.
     """
-    if segment.kept is None:
-        return None
-    keeps = kept | segment.kept
+    if piece.segment.kept is None:
+        return []
+    keeps, late = kept | piece.segment.kept, piece.late
+    dropped = [value for value in late if not keeps.issuperset(turn.arrays(value))]
+    ops = tuple(_slice(turn, dropped, keeps, piece.start, piece.stop))
+    if not ops:
+        return []
+    sources = _sources(ops)
+    kept |= {value for value in sources if turn.is_early(value)}
+    return [Again(ops, sources, tuple(dropped), min(late[value] for value in dropped))]
+
+
+def _nested(turn: Turn, pieces: Sequence[_Piece], kept: set[Value]) -> list[Again]:
+    """The same of a segment that is divided again: first its last piece is computed, and what the
+    pieces before it start from; those are computed once more, from that.
+    """
+    segment, last = pieces[0].segment, pieces[-1]
+    assert segment.kept is not None
+    keeps, late = kept | segment.kept, dict[Value, int]()
+    for piece in pieces:
+        late |= piece.late
+    dropped = [value for value in last.late if not keeps.issuperset(turn.arrays(value))]
+    whole = functools.partial(_slice, turn, keeps=keeps, start=segment.start, stop=segment.stop)
+
+    def inner(ops: Iterable[Op]) -> set[Value]:
+        read = {v for op in ops for v in inputs(op) if turn.is_early(v)}
+        return {v for v in read - keeps if segment.start <= _made(v, turn)}
+
+    here = {op for op in whole(dropped) if turn.place[op] >= last.start}
+    held = {v for v in inner(here) if _made(v, turn) < last.start and turn.nbytes(v)}
+    parts = list[Again]()
+    for piece in reversed(pieces[:-1]):
+        own = keeps | held
+        found = _again(turn, piece, own)
+        starts = {v for part in found for v in part.sources if turn.is_early(v)} - keeps
+        held |= {v for v in starts if segment.start <= _made(v, turn)}
+        kept |= starts - held
+        parts += found
+    inner_values = {value for part in parts for value in part.dropped}
+    dropped = [v for v in late if v not in inner_values and not keeps.issuperset(turn.arrays(v))]
+    roots = list(dict.fromkeys((*dropped, *sorted(held, key=lambda v: _made(v, turn)))))
+    if not roots:
+        return []
+    ops = tuple(whole(roots))
+    sources = _sources(ops)
+    kept |= {value for value in sources if turn.is_early(value)}
+    first = min([*(late[value] for value in dropped), *(part.first for part in parts)])
+    top = Again(ops, sources, tuple(dropped), first)
+    for part in parts:
+        part.outer = top
+    return [top, *parts]
+
+
+def _slice(
+    turn: Turn, values: Iterable[Value], keeps: Set[Value], start: int, stop: int
+) -> list[Op]:
+    """The ops between two places that some values are computed by, from what is there."""
 
     def is_source(value: Value) -> bool:
         # Condition 2 of recompute-segments.
         if not turn.is_early(value) or value in keeps:
             return True
-        assert value.op is not None
-        place = turn.place[value.op]
-        return bool(turn.nbytes(value)) and not segment.start <= place < segment.stop
+        return bool(turn.nbytes(value)) and not start <= _made(value, turn) < stop
 
-    dropped = [value for value in late if not keeps.issuperset(turn.arrays(value))]
-    ops = backward_slice(dropped, is_source)
-    if not ops:
-        return None
+    return backward_slice(values, is_source)
+
+
+def _sources(ops: Sequence[Op]) -> tuple[Value, ...]:
+    """What ops read of others."""
     inner = {value for op in ops for value in op.results}
     read = (v for op in ops for v in inputs(op) if v not in inner)
-    sources = tuple(dict.fromkeys(v for v in read if not isinstance(v, Constant)))
-    kept |= {value for value in sources if turn.is_early(value)}
-    return Again(tuple(ops), sources, tuple(dropped), min(late[value] for value in dropped))
+    return tuple(dict.fromkeys(v for v in read if not isinstance(v, Constant)))
 
 
 def recompute(turn: Turn, parts: Sequence[Again], rw: Rewriter) -> None:
@@ -107,8 +220,10 @@ def recompute(turn: Turn, parts: Sequence[Again], rw: Rewriter) -> None:
         for value in list(_read(turn, op)):
             if (part := of.get(value)) is None:
                 continue
-            if not part.made:
-                _begin(part, signals[part.first], narrow.get(part.first, []), now, turn, rw)
+            for each in (part.outer, part):
+                if each is not None and not each.made:
+                    first = each.first
+                    _begin(each, signals[first], narrow.get(first, ()), now, turn, rw)
             _emit(part, value, op, rw)
             rw.replace(value, part.made[value], lambda use: _is_late(use, turn))
 
@@ -154,10 +269,18 @@ def _begin(
     that is laid out otherwise would be made early.  What is narrow is made here.
     """
     reader, latest = turn.ops[part.first], now.get(signal, signal)
-    sources = _fenced(part, turn)
-    fenced = [v for v in dict.fromkeys((*sources, *narrow)) if v is not latest]
+    sources, held = _fenced(part, turn), dict[Value, Value]()
+    if part.outer is not None:
+        for value in (v for v in sources if v not in part.outer.sources):
+            _emit(part.outer, value, reader, rw)
+        held = {v: part.outer.made[v] for v in sources if v in part.outer.made}
+    now_read = [held.get(v, v) for v in sources]
+    fenced = [v for v in dict.fromkeys((*now_read, *narrow)) if v is not latest]
     made, same = waiting(rw, fenced, latest, reader)
-    part.made.update((v, m) for v, m in zip(fenced, made, strict=True) if v in sources)
+    fresh = dict(zip(fenced, made, strict=True))
+    part.made.update((v, fresh[r]) for v, r in zip(sources, now_read, strict=True) if r in fresh)
+    if part.outer is not None:
+        part.outer.made.update((v, fresh[r]) for v, r in held.items() if r in fresh)
     after = turn.place[reader]
 
     def is_behind(use: Use) -> bool:

@@ -25,7 +25,7 @@ The pass knows neither layers nor gradients. It divides the ops that run before 
 whose results are read after it, into segments, at cuts that few arrays cross. It stores those
 arrays, and recomputes a segment when its first reader comes. In a gradient the last segment comes
 first, so one segment at a time is alive. `jaxpr_opt.analysis.liveness.rematerialization` decides
-which segments there are, and what they store.
+which segments there are, and what they store; a segment may be divided again when it is recomputed.
 
 XLA would merge a recomputed op with the original, or run it early. So a segment starts from arrays
 that go through an optimization barrier together with an operand of its first reader, as in
@@ -36,7 +36,8 @@ Sound when
 
 1. what is recomputed has no effects, gives the same on the same operands (random keys are data),
    and waits for no other device; where XLA may divide arrays over devices, it is pointwise;
-2. what it starts from is available: arguments, values from outside, and what is stored;
+2. what it starts from is available: arguments, values from outside, what is stored, and what a
+   segment was recomputed to that is divided again;
 3. it is inserted before its first reader, after the operand that it waits for.
 
 Once only:

@@ -7,7 +7,9 @@ so cuts are searched where few arrays cross. Of the arrays in a segment, one of 
 
 - all of them: nothing is recomputed;
 - those that take longer to recompute than their bytes are worth, from what is stored before;
-- none.
+- none;
+- none, and when the segment is recomputed it is divided again: its parts store what later parts
+  read, until each is recomputed once more. That is looked for below what the others come to.
 
 The memory at a segment is what segments have stored so far, the arrays of that one segment, and
 what is made after the peak. At the last segments everything else is stored, at the first nothing
@@ -35,7 +37,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxpr_opt.analysis.liveness.across_peak import Turn, is_free, turn
-from jaxpr_opt.analysis.liveness.segmenting import Matrix, SegmentStep, Way, Ways, shortest
+from jaxpr_opt.analysis.liveness.segmenting import (
+    Matrix,
+    SegmentStep,
+    Way,
+    Ways,
+    shortest,
+    twice,
+)
 from jaxpr_opt.analysis.values.rounding import compares_rounded
 from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.model import cost_model
@@ -54,6 +63,8 @@ class Segment(NamedTuple):
     stop: int
     kept: Set[Value] | None
     """None where all is kept."""
+    inner: tuple[int, ...] = ()
+    """Places at which it is divided again, when it is computed again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,10 +167,12 @@ class _Search:
         plain = everything.held[0, -1] + self.others[0, -1]
         seconds = sum(self.again[i] for i in self.needed)
         prices, kept = self._worth(seconds / max(plain, 1.0))
-        ways = [(everything, self._way(each), nothing) for each in kept]
-        paths = self._paths(ways, prices, plain, limits.NEXT_BOUND, limits.BOUNDS)
-        least = min((path[-1].peak for path in paths), default=plain)
-        paths += self._paths(ways, prices, least, limits.LAST_BOUND, limits.BOUNDS // 4)
+        ways: list[Sequence[Way]] = [(everything, self._way(each), nothing) for each in kept]
+        paths = self._paths(ways, prices, plain)
+        if inner := [*self._twice(nothing)]:
+            ways = [(*each, *inner) for each in ways]
+            least = min((path[-1].peak for path in paths), default=plain)
+            paths += self._paths(ways, prices, limits.NEXT_BOUND * least)
         least = plain
         for path in sorted(paths, key=_seconds_first):
             if path[-1].peak <= limits.NEXT_LEAST * least:
@@ -167,12 +180,23 @@ class _Search:
                 segments = tuple(self._segments(path))
                 yield Dropping(self.turn, segments, round(least), round(plain), path[-1].seconds)
 
-    def _paths(
-        self, ways: Ways, prices: list[float], most: float, next_: float, count: int
-    ) -> list[list[SegmentStep]]:
-        """The best segments within each of so many bounds, each a part of the last."""
-        bounds = [most * next_**power for power in range(count)]
-        return list(shortest(ways, self.others, prices, bounds))
+    def _paths(self, ways: Ways, prices: list[float], most: float) -> list[list[SegmentStep]]:
+        """The best segments within each of some bounds, each a part of the last; and within some
+        closer ones below the least that is found so.
+        """
+        bounds = [most * limits.NEXT_BOUND**power for power in range(limits.BOUNDS)]
+        found = list(shortest(ways, self.others, prices, bounds))
+        least = min((path[-1].peak for path in found), default=0)
+        bounds = [least * limits.LAST_BOUND**power for power in range(limits.BOUNDS // 4)]
+        return [*found, *(shortest(ways, self.others, prices, bounds) if found else ())]
+
+    def _twice(self, way: Way) -> Iterator[Way]:
+        """A way whose segments are divided again, into parts of some sizes."""
+        least = float(np.diagonal(way.inside, 1).max())
+        for each in limits.PARTS_OF_A_SEGMENT:
+            found = twice(way, each * least)
+            if found is not None:
+                yield found
 
     def _last_reads(self) -> dict[Value, int]:
         """Arrays, and where an op that may be computed again reads them last before the peak."""
@@ -283,7 +307,8 @@ class _Search:
     def _segments(self, path: list[SegmentStep]) -> Iterator[Segment]:
         """The segments of a way to the last cut, in order."""
         for step in path:
-            yield Segment(self.cuts[step.start], self.cuts[step.stop], step.kept)
+            inner = tuple(self.cuts[cut] for cut in step.inner)
+            yield Segment(self.cuts[step.start], self.cuts[step.stop], step.kept, inner)
 
 
 def _seconds_first(path: list[SegmentStep]) -> tuple[float, float]:

@@ -29,6 +29,8 @@ class Way(NamedTuple):
     held: Matrix
     inside: Matrix
     seconds: Matrix
+    inner: Sequence[int] = ()
+    """Cuts at which a segment is divided again, when it is recomputed."""
 
 
 Ways = Sequence[Sequence[Way]]
@@ -43,6 +45,8 @@ class SegmentStep(NamedTuple):
     kept: Set[Value] | None
     peak: float
     seconds: float
+    inner: Sequence[int] = ()
+    """Cuts in it, where it is divided again."""
 
 
 def shortest(
@@ -63,6 +67,39 @@ def shortest(
                 yield table.path(price, bound)
 
 
+def twice(way: Way, bound: float) -> Way | None:
+    """The way to divide each segment again when it is recomputed, into parts that add at most so
+    many bytes, and hold least; None if there is none.
+
+    A part is recomputed from what the parts before it hold in the meantime, all but the last of
+    them once more.
+    """
+    size = len(way.held)
+    held, before = np.full(size, inf), np.zeros(size, int)
+    held[0] = 0.0
+    for stop in range(1, size):
+        total = np.where(way.inside[:stop, stop] <= bound, held[:stop] + way.held[:stop, stop], inf)
+        before[stop] = total.argmin()
+        held[stop] = total[before[stop]]
+    if held[-1] == inf:
+        return None
+    cuts = [size - 1]
+    while cuts[-1]:
+        cuts.append(int(before[cuts[-1]]))
+    cuts.reverse()
+    starts, stops = np.array(cuts[:-1]), np.array(cuts[1:])
+    parts = way.held[starts, stops], way.inside[starts, stops], way.seconds[starts, stops]
+    inside, seconds = np.full((2, size, size), inf)
+    for a in range(len(starts)):
+        for b in range(a + 2, len(cuts)):
+            first, last, some = starts[a], stops[b - 1], slice(a, b)
+            earlier = np.cumsum(parts[0][some]) - parts[0][some]
+            there = earlier - way.held[first, last] + way.held[starts[some], last]
+            inside[first, last] = (there + parts[1][some]).max()
+            seconds[first, last] = way.seconds[first, last] + parts[2][a : b - 1].sum()
+    return Way(way.kept, way.held, inside, seconds, cuts)
+
+
 class _Table:
     """For each price, bound and cut: the best way to come there."""
 
@@ -74,7 +111,7 @@ class _Table:
         bounds: Sequence[float],
     ) -> None:
         self.ways, self.count = ways, len(others)
-        stacked = [np.stack(each) for each in ([w[1:] for w in some] for some in ways)]
+        stacked = [np.stack([(w.held, w.inside, w.seconds) for w in some]) for some in ways]
         held, inside, seconds = np.moveaxis(np.stack(stacked), 2, 0)[:, :, None]
         self.by_held, self.by_inside, self.by_seconds = held, inside + others, seconds
         self.prices = np.array(prices).reshape(-1, 1, 1, 1)
@@ -111,8 +148,9 @@ class _Table:
         steps, stop = list[SegmentStep](), self.count - 1
         while stop:
             at = price, bound, stop
-            kept = self.ways[price][self.way[at]].kept
+            way, start = self.ways[price][self.way[at]], int(self.start[at])
             figures = float(self.peak[at]), float(self.seconds[at])
-            steps.append(SegmentStep(int(self.start[at]), stop, kept, *figures))
-            stop = int(self.start[at])
+            inner = tuple(cut for cut in way.inner if start < cut < stop)
+            steps.append(SegmentStep(start, stop, way.kept, *figures, inner))
+            stop = start
         return steps[::-1]
