@@ -73,8 +73,10 @@ from jaxpr_opt.passes.residuals.stack_needed_rows import StackNeededRows
 from jaxpr_opt.passes.residuals.stack_read_windows import StackReadWindows
 from jaxpr_opt.passes.residuals.undo_carried_writes import UndoCarriedWrites
 from jaxpr_opt.passes.rows.add_before_mapping import AddBeforeMapping
+from jaxpr_opt.passes.rows.add_in_runs import AddInRuns
 from jaxpr_opt.passes.rows.compute_added_rows import ComputeAddedRows
 from jaxpr_opt.passes.rows.compute_read_rows import ComputeReadRows
+from jaxpr_opt.passes.rows.compute_shifted_rows import ComputeShiftedRows
 from jaxpr_opt.passes.rows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.passes.rows.map_before_reading import MapBeforeReading
 from jaxpr_opt.passes.rows.map_stacked_rows import MapStackedRows
@@ -129,16 +131,16 @@ WINDOWS = (
     AddInBranches(), WriteAfterBranches(), WriteAfterLoops(), PutPartsBack(), WriteToWholeArrays(),
     WriteRowsTogether(), CarryAsWritten(), NarrowReads(), ComputeReadRows(), ReadBeforeMoving(),
     MapBeforeReading(), AddBeforeMapping(), CarryMappedRows(), TakeTopK(), CarryLastRows(),
-    CarryPickedRows(), MakeStreamedRows(), MapBeforeWriting(), ComputeAddedRows(),
-    AccumulateSparseCotangents(), NarrowCarriedArrays(), TraceBackRows(), ShiftInPlace(),
-    StackCarriedUpdates(), SliceKnownWindows(),
+    CarryPickedRows(), ComputeShiftedRows(), MakeStreamedRows(), MapBeforeWriting(),
+    ComputeAddedRows(), AccumulateSparseCotangents(), NarrowCarriedArrays(), TraceBackRows(),
+    ShiftInPlace(), StackCarriedUpdates(), SliceKnownWindows(),
 )  # fmt: skip
 SUPPLIERS = (
     StackChoices(), SplitBranchResults(), StackReadWindows(), NarrowResiduals(),
     ShareShiftedStacks(), StackEnteringRows(), UndoCarriedWrites(),
 )  # fmt: skip
 FEWER_BYTES = (PackTruthValues(), StackNarrowIntegers())
-ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates())
+ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates(), ScatterPaddedWindows(), AddInRuns())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
 REASSOCIATING = (MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all"))
 """What runs only under `optimize(reassociate=True)`."""
@@ -159,14 +161,12 @@ STAGES = (
     (*RESIDUALS, CollapseLoops("upfront")),
     # Residuals of the one loop: free sources, the minimum cut, then what supplies its values.
     (*RESIDUALS, *WINDOWS, *SUPPLIERS),
-    # The number of a step is known.
+    # The number of a step is known; then loops whose writes have been undone.
     (ReplayInnerLoops(), ReplaySteps(), ForwardKnownStacks()),
-    # Loops whose writes have been undone.
     (IsolateSkippedSteps("scalars", at_last=True),),
     (IsolateSkippedSteps(),),
-    # What a part of a step computes for nobody.
+    # What a part of a step computes for nobody; steps that a loop alone cannot tell to be skipped.
     (IsolateSelectedWork(),),
-    # Steps that a loop by itself cannot tell to be skipped.
     (IsolateDroppedSteps(),),
     # Rows of skipped steps are unspecified by now.
     (ReplaySegments(), JoinBranchResults()),
@@ -177,7 +177,7 @@ STAGES = (
     (PackScalars(),),
     RESIDUALS,
     # When nothing can differentiate any more.
-    (*ROWS, ScatterPaddedWindows(), *ENDS, AddInPlace(), *CLEANUP),
+    (*ROWS, *ENDS, AddInPlace(), *CLEANUP),
     (SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
     (UnrollSwappedCarries(), WriteInBranches(), ReadAroundWrites(), *CLEANUP),
     # Nothing moves any more.
@@ -190,9 +190,9 @@ STAGES = (
 )
 
 DEFAULT = tuple(stage for stage in STAGES if stage is not REASSOCIATING)
-REPLAYS = (ReplaySteps(), ReplaySegments())
 MEMORY = (
-    *REPLAYS, NarrowResiduals(), StackEnteringRows(), RecomputeSegments(), *FEWER_BYTES, *CLEANUP,
+    ReplaySteps(), ReplaySegments(), NarrowResiduals(), StackEnteringRows(), RecomputeSegments(),
+    *FEWER_BYTES, *CLEANUP,
 )  # fmt: skip
 """What trades seconds for memory under `optimize(memory=...)`, before stages of the final phase."""
 

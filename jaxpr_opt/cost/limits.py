@@ -39,6 +39,9 @@ WRITES_OF_A_STEP = 6
 """Writes to one array in a step, if what is read between them is compared with all before it: half
 as many comparisons as the square of the writes."""
 
+RUNS = 3
+"""Runs of consecutive places at which numbers are added: each is one more sum of arrays."""
+
 AROUND_A_WINDOW = 3
 """Windows along each axis that lie side by side where one is moved within numbers."""
 

@@ -149,7 +149,7 @@ class _Rows:
             return None
         if axis is None and not is_broadcast(op):
             return None
-        axes = (None,) * len(op.operands) if axis is None else _axes(op, axis)
+        axes = (None,) * len(op.operands) if axis is None else axes_of_operands(op, axis)
         if axes is None:
             return None
         pairs = zip(op.operands, axes, strict=True)
@@ -205,7 +205,7 @@ def _is_new(value: Value, axis: int | None) -> bool:
     return axis is not None and (axis > 0 or (maker is not None and maker.name in _STREAMABLE))
 
 
-def _axes(op: Op, axis: int) -> tuple[int | None, ...] | None:
+def axes_of_operands(op: Op, axis: int) -> tuple[int | None, ...] | None:
     """Along which axis of each operand lie the rows of which an op makes those along an axis of its
     result: None where it reads all of the operand; None for all if that is not known.
     """

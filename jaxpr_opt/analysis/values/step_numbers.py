@@ -24,6 +24,7 @@ from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, is_sized
 Numbers = np.ndarray[Any, Any]
 
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {
+    "abs": np.abs,
     "add": np.add,
     "and": np.bitwise_and,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
@@ -96,7 +97,7 @@ def _of_array(value: Value, depth: int, known: FoundNumbers) -> Numbers | None:
         source = op.operands[0]
         is_same = source.size == value.size and (op.name != "reshape" or is_in_order(op))
         return _known(source, depth, known) if is_same else None
-    return _computed(op, [_as_many(v, value.size, depth, known) for v in op.operands])
+    return computed(op, [_as_many(v, value.size, depth, known) for v in op.operands])
 
 
 def _as_many(value: Value, size: int, depth: int, known: FoundNumbers) -> Numbers | None:
@@ -147,7 +148,7 @@ class _Search:
             stack = op.stack_of(value)
             return _Search(op).rows(stack.value, depth) if stack is not None else None
         if op is not None:
-            return _computed(op, [self.rows(v, depth) for v in op.operands])
+            return computed(op, [self.rows(v, depth) for v in op.operands])
         if isinstance(value, Constant):
             return captured(value)
         return self._of_param(value, depth)
@@ -183,7 +184,7 @@ class _Search:
             known = {param: np.full(1, number, param.dtype)}
             for op in ops:
                 numbers = [_number(v, known) for v in op.operands]
-                made = _computed(op, numbers) if len(op.results) == 1 else None
+                made = computed(op, numbers) if len(op.results) == 1 else None
                 if made is None:
                     return None
                 known[op.result] = made
@@ -204,8 +205,8 @@ def _number(value: Value, known: Mapping[Value, Numbers]) -> Numbers | None:
     return np.full(1, number, value.dtype) if number is not None else None
 
 
-def _computed(op: Op, numbers: list[Numbers | None]) -> Numbers | None:
-    """The result of an op of known numbers, one for each step."""
+def computed(op: Op, numbers: list[Numbers | None]) -> Numbers | None:
+    """The result of an op, element by element, of known integers or truth values."""
     known = [each for each in numbers if each is not None]
     if len(known) < len(numbers) or len(op.results) != 1 or op.effects:
         return None

@@ -6,6 +6,8 @@
 `mapped_reads`   what is made of all rows of tables, then read
 `summed_rows`    rows that are added up, and then mapped
 `made_rows`      the rows of a stream, made in the step
+`shifted_rows`   rows that steps make, of which each has a window of one array
+`added_runs`     runs of numbers, moved to their places as a whole
 `mapped_rows`    what is made of the rows of a stack, made in the loop
 `selected_ends`  few elements of what would be sorted
 ===============  =====================================================

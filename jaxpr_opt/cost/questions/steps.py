@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import ceil, inf
 
 from jaxpr_opt.cost.prices import Prices, number, quotient
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value
+from jaxpr_opt.ir.traits import is_transcendental
 
 
 class StepQuestions(Prices):
@@ -166,6 +167,22 @@ class StepQuestions(Prices):
         written = sum(v.nbytes for v in values) * (1 if moves else part)
         started = self.started(len(values) + len([op for op in ops if not is_view(op)]))
         return again > self.doubtful(again * part + self.moved(written) + started)
+
+    def is_less_shifted(
+        self, ops: Iterable[Op], row: Value, width: int, length: int, steps: int
+    ) -> bool:
+        """Whether reads and functions take clearly longer in all steps, each of which makes so many
+        rows, than for an array of so many rows, of which a step reads its own; and that array is
+        not several times what a step makes, or stays near the core.
+        """
+        nbytes = row.nbytes // width * length
+        is_small = nbytes <= self.device.first_level or length <= self.device.noticed * width
+        reads = [op.operands[1] for op in ops if op.name == "gather"]
+        made = sum(map(self.by_places, reads)) + self.apart(
+            op for op in ops if is_transcendental(op)
+        )
+        more = steps * self.elementwise(row) + self.moved(nbytes) + self.started(2)
+        return is_small and made * (steps - length / width) > self.doubtful(more)
 
     def is_little_of_a_step(self, ops: Sequence[Op], seconds: float) -> bool:
         """Whether ops take so little of the seconds of a step that a loop of them saves most."""

@@ -119,6 +119,13 @@ class WindowQuestions(Prices):
         more = self.started(len(windows) - 1) if is_apart or self.has_kernels else 0.0
         return self.moved(3 * added) + more < self.moved(added + 2 * array.nbytes) + looks
 
+    def is_less_in_runs(self, array: Value, numbers: Value, runs: int) -> bool:
+        """Whether finding the place of each number takes longer than adding, for so many runs of
+        them, as much as the array has, of the numbers among as many zeros.
+        """
+        summed = self.elementwise(array, 2 * runs) + self.elementwise(numbers, runs)
+        return self.by_places(numbers) > summed + self.started(1 + runs)
+
     def is_better_stacked(self, nbytes: int) -> bool:
         """Whether stacking a row that only one step sees, and moving it again, takes no longer than
         adding to it in place, by an op of its own.
