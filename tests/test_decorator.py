@@ -17,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxpr_opt
 from jaxpr_opt import Optimized, settings
+from jaxpr_opt.bridge import guard
 from jaxpr_opt.decorator import optimize, unwrap
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.testing import assert_close
@@ -731,3 +732,12 @@ def test_program_text_is_readable():
     text = str(jax.make_jaxpr(opt(lambda x: x - 1))(X))
     assert re.search(r"optimized\[\s+jaxpr=\{", text)
     assert "program=<<lambda>>" in text
+
+
+def test_deeply_nested():
+    """Those deep inside are optimised with what calls them: Python's stack is limited."""
+    f = jnp.sin
+    for _ in range(45):
+        f = optimize(lambda x, f=f: 2 * f(x))
+    np.testing.assert_allclose(jax.grad(f)(1.0), 2.0**45 * np.cos(1.0), rtol=1e-5)
+    assert guard.depth() == 0

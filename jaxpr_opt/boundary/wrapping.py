@@ -24,6 +24,7 @@ from jaxpr_opt.boundary import compiling, loops, mutation, rules
 from jaxpr_opt.boundary.static_leaves import Statics, WithStatics, divided
 from jaxpr_opt.bridge import compat, compat_call, compat_types, guard
 from jaxpr_opt.bridge.interpreter_stack import with_large_frame
+from jaxpr_opt.cost import limits
 from jaxpr_opt.engine.pipeline import Pipeline
 from jaxpr_opt.frames import name_of
 
@@ -73,6 +74,8 @@ class Wrapped:
         config: Any = jax.config
         fun = self._refer()
         off = config.jax_disable_jit or settings.current().disable or not guard.is_open()
+        # What has the program deep inside of others optimises it with them.
+        off = off or guard.depth() >= limits.NESTED_FUNCTIONS
         # Where nothing is staged, `jax_debug_nans` looks for the line at fault.
         if off or not compat.is_staging() or compat.is_in_kernel():
             return fun(*args, **kwargs)

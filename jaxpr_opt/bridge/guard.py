@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -154,12 +155,23 @@ def users(error: E) -> E:
 @contextlib.contextmanager
 def running() -> Iterator[None]:
     """Programs or functions of the user's run here: what they raise passes as it is."""
+    _nest.depth = depth() + 1
     try:
         yield
     except Exception as error:
         with contextlib.suppress(AttributeError):
             users(error)
         raise
+    finally:
+        _nest.depth -= 1
+
+
+_nest = threading.local()
+
+
+def depth() -> int:
+    """How many of the user's functions run, each called by the one before."""
+    return getattr(_nest, "depth", 0)
 
 
 _USERS = "_jaxpr_opt_users"

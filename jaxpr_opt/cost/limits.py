@@ -7,6 +7,10 @@ ROUNDS = 256
 """Rounds of one stage before it is declared divergent. Few programs need more than 9, but a read
 may move through one sum of a value with itself in each round."""
 
+NESTED_FUNCTIONS = 16
+"""Optimised functions, each called by the one before. Tracing one takes more of Python's stack than
+`jax.jit` does."""
+
 WAY_TO_AN_INDEX = 48
 """Ops between an index and what it is computed from."""
 
