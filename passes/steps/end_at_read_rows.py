@@ -105,7 +105,7 @@ class EndAtReadRows(Pass[ReadRows]):
     def refuse(self, match: ReadRows) -> str | None:
         scan = match.op
         loops = (scan, *match.back)
-        if not all(can_move(op) for loop in loops for op in loop.body.ops if not op.is_terminator):
+        if not all(can_move(op) for loop in loops for op in loop.body.ops):
             return "a step has effects, or devices wait for each other in it"  # (5)
         if any(is_sharded(result) for loop in loops for result in loop.results):
             return "its rows may be divided over devices"

@@ -39,6 +39,12 @@ def program(of=masked, *, also=lambda h: 0.0, through=lambda h, w: jnp.sin(h * w
     return loss
 
 
+def unread(w, xs, n):
+    """Only a counter is."""
+    step = lambda c, x: ((jnp.sin(c[0] * w) + x, c[1] + 1), c[0])
+    return lax.scan(step, (jnp.zeros(3), n), xs)[0][1]
+
+
 def test_losses_that_a_mask_drops_after_the_loop():
     check_rewrite(
         END,
@@ -146,7 +152,17 @@ def summed(w, xs, n, bound=lambda t: t < 4):
     return masked(ys, n).sum() + loss
 
 
-@pytest.mark.parametrize("loss", [counted, summed])
+def held(w, xs, n):
+    """Whether a state is held is known in its step; it is not read."""
+
+    def step(h, t):
+        x, i = t
+        return (h := jnp.where((i < 3) | (h[0] > 0), jnp.sin(h * w) + x, h)), h
+
+    return masked(lax.scan(step, jnp.zeros(3), (xs, jnp.arange(6)))[1], n).sum()
+
+
+@pytest.mark.parametrize("loss", [counted, summed, held])
 @pytest.mark.parametrize("n", [0, 2, 4, 5, 6])
 def test_carries_that_are_read(loss, n):
     """(1) The loop ends after the last step taken, or row read."""
@@ -208,6 +224,11 @@ def test_loops_that_run_to_their_end(loss, because):
             id="(4) unsigned",
         ),
         pytest.param(program(lambda ys, n: jnp.where(n < XS, ys, 0.0)), id="a mask of elements"),
+        pytest.param(program(lambda ys, n: ys[:, n]), id="(2) a column"),
+        pytest.param(
+            program(lambda ys, n: lax.dynamic_slice(ys, (0, n), (6, 1))), id="(2) columns"
+        ),
+        pytest.param(unread, id="no row is read"),
     ],
 )
 def test_loops_of_which_all_rows_may_be_read(loss):

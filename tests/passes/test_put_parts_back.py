@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -117,6 +118,13 @@ def _batched(a, v, t):
     return jnp.stack([put(read, v, t), a[1]])
 
 
+def _turned(a, v, t):
+    """The same, at a known place."""
+    numbers = lax.GatherDimensionNumbers((1,), (0,), (0,), (2,), (0,))
+    read = lax.gather(a, np.zeros((2, 1), "int32"), numbers, (1, 2, 1), mode="clip")
+    return jnp.stack([put(read, v, t), a[1]])
+
+
 def _stacked(*order):
     return lambda a, v, t: jnp.stack([put(a[i], v, t) if i == 0 else a[i] for i in order])
 
@@ -137,6 +145,7 @@ FOREIGN = {
     "a place of the step": (_step_place, TYPES),
     "crossed": (_crossed, ("f32[3,4,2]", *TYPES[1:])),
     "of a batch": (_batched, ("f32[2,2,2]", *TYPES[1:])),
+    "turned": (_turned, ("f32[2,2,2]", *TYPES[1:])),
     "transposed": (
         lambda a, v, t: jnp.stack([put(a[0].T, v, t), a[1]]),
         ("f32[2,2,2]", *TYPES[1:]),
@@ -233,26 +242,32 @@ def test_a_buffer_of_two_columns_stays_in_place():
     assert memory(optimize(jax.grad(loss)), c) < 1.1 * c.nbytes
 
 
+LOW = [(0, 4, 0), (0, 0, 0)]
+"""How the first two of six rows are padded."""
+
 PADDED = {
-    "with a gap": [(0, 4, 0), (3, 1, 0), (5, 0, 0)],
-    "one over another": [(0, 4, 0), (1, 2, 0), (5, 0, 0)],
-    "not all": [(0, 5, 0), (2, 2, 0), (5, 1, 0)],
-    "numbers in between": [(0, 4, 0), (2, 1, 1), (5, 0, 0)],
+    "tiles": (lambda c: lax.pad(c[2:], 0.0, [(2, 0, 0), (0, 0, 0)]), True),
+    "one over another": (lambda c: lax.pad(c[2:], 0.0, [(1, 1, 0), (0, 0, 0)]), False),
+    "numbers in between": (
+        lambda c: (
+            lax.pad(c[2:4], 0.0, [(2, 1, 1), (0, 0, 0)])
+            + lax.pad(c[4:], 0.0, [(4, 0, 0), (0, 0, 0)])
+        ),
+        False,
+    ),
+    "along two axes": (lambda c: lax.pad(c[2:, 1:], 0.0, [(2, 0, 0), (1, 0, 0)]), False),
+    "along another axis": (
+        lambda c: lax.pad(c[2:], 0.0, [(2, 0, 0), (1, -1, 0)]),
+        False,
+    ),
 }
 
 
-@pytest.mark.parametrize("padding", PADDED.values(), ids=PADDED)
-def test_padded_parts_that_do_not_tile(padding):
-    """(3)"""
-
-    def step(c, i, x):
-        parts = c[:2].at[1, i].set(x), c[2:5], c[5:]
-        wide = [lax.pad(p, 0.0, [by, (0, 0, 0)]) for p, by in zip(parts, padding, strict=True)]
-        rows = min(each.shape[0] for each in wide)
-        total = sum(each[:rows] for each in wide[1:])
-        return jnp.pad(total + wide[0][:rows], ((0, 6 - min(rows, 6)), (0, 0)))[:6], x
-
-    alone(BACK, stepping(step), "f32[6,24]", "i32[3]", "f32[3]", fires=False)
+@pytest.mark.parametrize(("rest", "fires"), PADDED.values(), ids=PADDED)
+def test_padded_parts(rest, fires):
+    """(3) They tile the array, or stay."""
+    step = lambda c, i, x: (lax.pad(c[:2].at[1, i].set(x), 0.0, LOW) + rest(c), x)
+    alone(BACK, stepping(step), "f32[6,24]", "i32[3]", "f32[3]", fires=fires)
 
 
 def test_a_part_that_is_added_twice():

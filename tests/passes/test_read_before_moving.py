@@ -197,6 +197,7 @@ NOT_FOUND = {
     "of many parts": lambda c, i: read(
         jnp.concatenate([c + k for k in range(limits.READS_OF_ROWS + 1)]), i, 0, sizes=(1, 4)
     ),
+    "of nothing": lambda c, i: read(jnp.concatenate([c, c[:0]]), i, 0, sizes=(1, 4)),
     "a run over two axes": lambda c, i: read(c.reshape(-1), i, sizes=(3,)),
 }
 
@@ -205,6 +206,13 @@ NOT_FOUND = {
 def test_no_window(moved):
     """(1, 2)"""
     alone(READ, stepping(moved), "f32[24,4]", "i32[3]", "f32[3]", fires=False)
+
+
+def test_one_of_many_parts():
+    """(1) All of them are parts of one array."""
+    n = limits.READS_OF_ROWS + 1
+    moved = lambda c, i: read(lax.split(c, [1] * (24 - n) + [n], 0)[-1], i, 0, sizes=(1, 4))
+    alone(READ, stepping(moved), "f32[24,4]", "i32[3]", "f32[3]", fires=True)
 
 
 @pytest.mark.parametrize("size", [limits.COUNTED - 1, limits.COUNTED])

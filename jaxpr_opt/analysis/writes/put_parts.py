@@ -88,7 +88,7 @@ def pieces(op: Op) -> tuple[Sequence[Value], int] | None:
         config = padding_of(put)
         axes |= {d for d, each in enumerate(config) if each != (0, 0, 0)}
         # Condition 3 of put-parts-back.
-        if len(axes) != 1 or any(min(each) < 0 or each[2] for each in config):
+        if len(axes) != 1 or any(inner for _, _, inner in config):
             return None
         (axis,) = axes
         found.append((config[axis][0], put.operands[0]))
