@@ -320,6 +320,28 @@ def test_little_is_looked_for(monkeypatch):
     assert asked.count("shortest") <= 4  # for many bounds, and for small ones; divided again
 
 
+def test_a_loop_that_is_only_there_when_another_is_computed_again():
+    """Its steps are divided, too, where a byte is worth that."""
+
+    def layered(w, xs):
+        def layer(xs, w):
+            def step(h, x):
+                h = jnp.tanh(x @ w[0] + h @ w[1])
+                return h, h
+
+            return xs + lax.scan(step, jnp.zeros(xs.shape[1:]), xs)[1], None
+
+        return (lax.scan(layer, xs, w)[0] ** 2).sum()
+
+    w, xs = jnp.ones((4, 2, 48, 48)) / 48, jnp.ones((64, 16, 48))
+    first, *_, least = frontier(jax.grad(layered), w, xs)
+    assert least.nbytes < 0.5 * first.nbytes
+    given = jax.random.normal(jax.random.key(0), w.shape) / 8
+    found = optimize(jax.grad(layered), memory="minimal")(given, xs)
+    wanted = jax.jit(jax.grad(layered))(given, xs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(jnp.abs(wanted).max()))
+
+
 def test_a_loop_that_stops_early():
     """Without a budget its first steps store; the least memory is that of steps replayed."""
 

@@ -24,7 +24,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol
 
 from jaxpr_opt.cost import limits
@@ -232,22 +232,27 @@ def _loops(graph: Graph) -> bool:
 
 def _bases(start: Candidate, first: Candidate, stage: Stage) -> Iterator[Candidate]:
     """A program as it is, and with its loops as they are at rising prices of what memory the
-    program without a budget takes.
+    program without a budget takes: at those where its own loops would be others, or those that it
+    has at such a price.
     """
     yield start
     if not _loops(start.graph):
         return
     prices = [each * first.seconds / max(first.nbytes, 1) for each in limits.PRICES]
 
-    @functools.cache
-    def says(number: int) -> list[str]:
+    def says(number: int, graph: Graph = start.graph) -> list[str]:
         if number < 0:
             return []
         with using(cost_model().at(prices[number], 1.0)):
-            return [found.says for found in stage.find(start.graph)]
+            return [found.says for found in stage.find(graph)]
 
-    for number in changes(says, -1, len(prices) - 1):
-        yield rewritten(start, stage, cost_model().at(prices[number], 1.0))
+    numbers = [*changes(functools.cache(says), -1, len(prices) - 1)]
+    for number, after in pairwise((*numbers, len(prices))):
+        made = rewritten(start, stage, cost_model().at(prices[number], 1.0))
+        yield made
+        of_made = functools.cache(functools.partial(says, graph=made.graph))
+        for other in changes(of_made, number, after - 1):
+            yield rewritten(start, stage, cost_model().at(prices[other], 1.0))
 
 
 def changes(says: Callable[[int], list[str]], low: int, high: int) -> Iterator[int]:
@@ -313,7 +318,7 @@ class _Shelf:
             may_fit = offer.nbytes <= most or (limit is not None and offer in last)
             if may_fit and self.made(offer).nbytes <= most:
                 return self.made(offer)
-        return min([first, *map(self.made, last)], key=lambda each: each.nbytes)
+        return min([first, *map(self.made, last)], key=lambda each: (each.nbytes, each.seconds))
 
     def frontier(self, first: Candidate) -> tuple[Candidate, ...]:
         """All of them that take less than what is faster."""
