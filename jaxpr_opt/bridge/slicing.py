@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.bridge import dtypes
+from jaxpr_opt.bridge import compat_types, dtypes
 
 
 def read_window(array: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -> jax.Array:
@@ -25,6 +25,7 @@ def read_window(array: jax.Array, starts: Sequence[Any], sizes: Sequence[int]) -
 
 def write_window(array: jax.Array, window: jax.Array, starts: Sequence[Any]) -> jax.Array:
     """The array with a window written at starts that are in range, some of them numbers."""
+    window = compat_types.beside(array, window)
     return lax.dynamic_update_slice(array, window, _alike(starts), allow_negative_indices=False)
 
 

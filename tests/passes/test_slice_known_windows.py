@@ -3,12 +3,16 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 
 import jaxpr_opt
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.exporter import export
 from jaxpr_opt.ir.importer import import_jaxpr
+from jaxpr_opt.ir.rewriter import Rewriter
 from jaxpr_opt.passes.windows.slice_known_windows import SliceKnownWindows
 from jaxpr_opt.testing import check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone
@@ -292,3 +296,18 @@ def test_write_that_xla_does_in_place(program):
     """Cost: these it does not make element by element, or not with a jump for each."""
     graph = alone(SLICE, lambda x: lax.fori_loop(0, 5, program, x), "f32[5,5]", fires=True)
     assert not [op.name for op in graph.walk() if op.name.startswith("scatter")]
+
+
+@pytest.mark.parametrize("kind", ["set", "add"])
+def test_a_number_that_is_written_into_an_array_on_a_mesh(kind):
+    """JAX wants both on one mesh: a scatter takes the number as it is, a slice does not."""
+    explicit = (jax.sharding.AxisType.Explicit,)
+    with jax.set_mesh(jax.make_mesh((1,), ("i",), axis_types=explicit)):
+        jaxpr = jax.make_jaxpr(lambda x, u: getattr(x.at[2], kind)(u))(jnp.zeros(8), jnp.ones(()))
+        graph = import_jaxpr(jaxpr, "final")
+        (op,) = (op for op in graph.walk() if op.name.startswith("scatter"))
+        rw = Rewriter(graph)
+        rw.set_operand(op, 2, rw.scalar(7, np.float32))
+        run_alone((SLICE,), graph)
+        assert [op.name for op in graph.walk()].count("dynamic_update_slice") == 1
+        assert jax.jit(jaxpr_as_fun(export(graph)))(jnp.zeros(8), jnp.ones(()))[0][2] == 7
