@@ -104,6 +104,11 @@ def _nets(depth: int) -> Iterator[tuple[str, Net]]:
     filters = normal((3, 3, 16, 16)) / 12, normal((3, 3, 16, 16)) / 12
     images = normal((8, 32, 32, 16))
     yield "ResNet", Net((_residual,) * depth, (filters,) * depth, images)
+    experts = normal((64, 4)), normal((4, 64, 128)) / 8, normal((4, 128, 64)) / 11
+    yield "mixture of experts", Net((_experts,) * depth, (experts,) * depth, normal((1024, 64)))
+    mixed = normal((128, 256)) / 12, normal((256, 128)) / 16
+    rows = normal((512, 128)).astype(jnp.bfloat16)
+    yield "bfloat16", Net((_half,) * depth, (mixed,) * depth, rows)
     levels = depth // 4
     down, up = (_down,) * levels, (_up,) * levels
     narrow, wide = normal((3, 3, 16, 16)) / 12, normal((3, 3, 32, 16)) / 17
@@ -126,6 +131,21 @@ def block(weights: Any, x: jax.Array) -> jax.Array:
     scores = jnp.einsum("bqd,bkd->bqk", q, k) / 11.3
     x = x + jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
     return x + jax.nn.gelu(_normed(x, -1) @ up) @ down
+
+
+def _experts(weights: Any, x: jax.Array) -> jax.Array:
+    """A layer of four networks, of which two make each row."""
+    gate, up, down = weights
+    parts, chosen = lax.top_k(jax.nn.softmax(x @ gate), 2)
+    rates = (jax.nn.one_hot(chosen, 4) * parts[..., None]).sum(1)
+    inner = jax.nn.silu(jnp.einsum("td,edh->eth", x, up))
+    return x + jnp.einsum("eth,ehd,te->td", inner, down, rates)
+
+
+def _half(weights: Any, x: jax.Array) -> jax.Array:
+    """A layer in 16 bits, of weights of 32."""
+    up, down = (w.astype(x.dtype) for w in weights)
+    return x + jax.nn.gelu(x @ up) @ down
 
 
 def _residual(filters: Any, x: jax.Array) -> jax.Array:
