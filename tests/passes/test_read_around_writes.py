@@ -182,7 +182,7 @@ def of_other_sizes(c, x, i, j):
 
 def written_once(c, x, i, j):
     """(3) Nothing is written between the read and the end of the step."""
-    c = c.at[i].set(x)
+    c = c.at[i].set(x * c[j])
     return c, c[j]
 
 
@@ -190,6 +190,13 @@ def places_of_their_own(c, x, i, j):
     """(3) XLA makes one op of both writes, and reads before it."""
     c = c.at[i].set(x)
     return c.at[j].set(c[j + 1] * c[j + 1]), None
+
+
+def beside_a_branch(c, x, i, j):
+    """(3) A branch writes, too."""
+    c = lax.cond(x > 0, lambda c: c.at[i].set(x), lambda c: c, c)
+    c = c.at[i].set(x)
+    return c.at[j].set(c[j + 1] * x), None
 
 
 def in_the_next_write_only(c, x, i, j):
@@ -205,7 +212,7 @@ def read_in_a_branch(c, x, i, j):
 
 
 LEFT = [two_elements, of_other_sizes, written_once, read_in_a_branch]
-ONCE = [places_of_their_own, in_the_next_write_only]
+ONCE = [places_of_their_own, beside_a_branch, in_the_next_write_only]
 
 
 @pytest.mark.parametrize("step", [*LEFT, *ONCE], ids=lambda step: step.__name__)
@@ -244,11 +251,11 @@ def test_many_writes(writes):
 
 
 def test_most_of_the_array():
-    """(3) Eight of ten windows, and so many comparisons."""
+    """(3) Ten of 17 elements, and so many comparisons."""
 
     def step(c, x, i, j):
-        for k in range(7):
-            c = c.at[i + k].set(x)
+        for k in range(5):
+            c = c.at[i + k].set(x if k else x * c[j + 1])
         return c.at[j].set(c[j + 1]), None
 
     alone(PASS, scanned(step), "f32[17]", *GIVEN[1:], fires=False)

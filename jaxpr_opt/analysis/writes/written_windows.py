@@ -10,12 +10,7 @@ from jaxpr_opt.analysis.masks.parts import origin
 from jaxpr_opt.analysis.sparse.shared_operands import shared
 from jaxpr_opt.analysis.values.enclosing import loop_of
 from jaxpr_opt.analysis.windows.access import Access, access, reads_window, writes_in_a_row
-from jaxpr_opt.analysis.windows.coinciding import (
-    are_comparable,
-    batch,
-    is_at_one_place,
-    single_axes,
-)
+from jaxpr_opt.analysis.windows.coinciding import are_comparable, is_at_one_place, single_axes
 from jaxpr_opt.analysis.windows.window_primitives import UPDATING, WRITES, is_same_window
 from jaxpr_opt.bridge.parameters import fills
 from jaxpr_opt.cost import limits
@@ -98,12 +93,12 @@ def is_around_in_step(read: Access, write: Access) -> bool:
     # Condition 1 of read-around-writes.
     if not are_comparable(read, write):
         return False
-    axes, meets = single_axes(read), _meets_branches(write)
     # Condition 3 of read-around-writes.
-    if batch(read) or not (meets or _comes_again(read, writes)):
+    if not _comes_again(read, writes):
         return False
+    axes = single_axes(read)
     pieces = math.prod(read.sizes[: max(axes, default=0)])
-    is_plain = len(axes) == 1 and not meets
+    is_plain = len(axes) == 1 and not _meets_branches(write)
     together = is_plain and any(is_at_one_place(read, each) for each in further)
     is_apart = cost_model().is_read_apart(pieces, write.op.result.nbytes, together=together)
     # Condition 3 of read-around-writes.
