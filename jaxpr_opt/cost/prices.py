@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxpr_opt.cost.functions import longer_one_by_one, slow_values
 from jaxpr_opt.cost.fusion import is_fused, kernels
+from jaxpr_opt.cost.layouts import copies
 from jaxpr_opt.cost.lowering import Lowering
 from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
@@ -143,9 +144,19 @@ class Prices(Lowering):
         if (one_by_one or self.device.fuses_functions) and op.name in TRANSCENDENTAL:
             return self.repeated([op]) + slow
         made = sum(v.nbytes for v in op.results)
-        start = self.device.product if cost(op).products else 0.0
-        start += 0.0 if one_by_one else self.device.kernel
-        return start + self.repeated([op]) + slow + self.moved(made)
+        computed = self.repeated([op])
+        start = 0.0 if one_by_one else self.device.kernel
+        if cost(op).products:
+            start += self.device.product
+            computed = max(computed, self.operands_read(op))
+        return start + computed + slow + self.moved(made)
+
+    def operands_read(self, op: Op) -> float:
+        """Seconds to read the operands of a product, and to copy those that are laid out otherwise:
+        with a vector, that takes longer than multiplying.
+        """
+        copied = sum(copy.nbytes for copy in copies(op)) if self.device.copies_operands else 0
+        return self.moved(sum(v.nbytes for v in op.operands)) / 2 + self.moved(copied)
 
     def apart(self, items: Iterable[Op]) -> float:
         """Seconds to compute functions of numbers one step at a time: one core does, and where few
