@@ -36,16 +36,16 @@ Sound when
 4. nothing differentiates the loop any more (the final phase): the transpose of a row that is read
    is an array of zeros with a row in it.
 
-Cost: saves the memory and the time of the copies. The array stays alive as long as the loop runs,
-so it must be alive anyway: a parameter, or read again after the loop has begun. Or it takes the
-place of its copy, if it is not much larger and is in memory before: what a loop or a product made,
-or what is transposed, which XLA does in one array to copy it into another. What is in the array
-beside the stack must be smaller than the stack, or the loop would hold more than before; an array
-that the loop reads is not written to. XLA keeps other arrays in the room of a result until that is
-written: it stays free if the program would take more, and in the second half of a gradient for what
-the first has made. A row whose parts are many, and far from each other, is moved faster by a
-transpose of the array; so is one of numbers that lie apart, if XLA would compute functions of them
-one by one, or if they take each other's places in the cache.
+Cost: saves the memory and the time of the copies; a few numbers of rows take none. The array stays
+alive as long as the loop runs, so it must be alive anyway: a parameter, or read again after the
+loop has begun. Or it takes the place of its copy, if it is not much larger and is in memory before:
+what a loop or a product made, or what is transposed, which XLA does in one array to copy it into
+another. What is in the array beside the stack must be smaller than the stack, or the loop would
+hold more than before; an array that the loop reads is not written to. XLA keeps other arrays in the
+room of a result until that is written: it stays free if the program would take more, and in the
+second half of a gradient for what the first has made. A row whose parts are many, and far from each
+other, is moved faster by a transpose of the array; so is one of numbers that lie apart, if XLA
+would compute functions of them one by one, or if they take each other's places in the cache.
 Source: a window that slides over a carried buffer, as `stack-carried-updates` leaves it.
 """
 
@@ -63,6 +63,7 @@ from jax import lax
 from jaxpr_opt.analysis.in_place.row_views import (
     PlaceInArray,
     StepRows,
+    are_few_numbers,
     place_of_stack,
     rows_of_stream,
 )
@@ -116,6 +117,8 @@ class ScanInPlace(Pass[CopiedStacks]):
             return "the scan asks to be unrolled"  # (3)
         if not may_skip_steps(scan):
             return "a step has effects"  # (3)
+        if not match.places and are_few_numbers(match.sources, scan):
+            return "making the numbers of the rows takes no longer than a step"
         if any(p.is_result for p in match.places.values()) and _takes_more(scan):
             return "until the loop ends, a larger array takes the place of the result in memory"
         return None

@@ -78,12 +78,12 @@ from jaxpr_opt.analysis.steps.going_on import find_goings
 from jaxpr_opt.analysis.steps.questions import (
     is_counted,
     rounds_alike,
+    skipped_at_the_end,
     steps_a_question,
     steps_asked_at_once,
 )
 from jaxpr_opt.analysis.steps.skipped_rows import SkippedRow, skipped_row
 from jaxpr_opt.analysis.steps.skips import Skip, find_ends, find_factors, find_skips
-from jaxpr_opt.analysis.values.step_numbers import numbers_at
 from jaxpr_opt.builders.steps.early_exit import Plan, stop_early
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -190,10 +190,7 @@ def _why_run(skip: Skip, knows_steps: bool) -> str | None:
     """Why all steps of a loop are to be run."""
     if skip.scan.length < 2:
         return f"the loop has {skip.scan.length} steps only"
-    numbers, length = numbers_at(skip.predicate, skip.scan), skip.scan.length
-    if numbers is not None and not knows_steps:
-        taken = [row for row, number in enumerate(numbers) if bool(number) == skip.taken_when]
-        left = length - 1 - max(taken, default=-1)
-        if not cost_model().is_visible(left, length):
-            return f"it skips {left} of its {length} steps only"
+    left, length = None if knows_steps else skipped_at_the_end(skip), skip.scan.length
+    if left is not None and not cost_model().is_visible(left, length):
+        return f"it skips {left} of its {length} steps only"
     return "it asks to be unrolled" if steps_asked_at_once(skip.scan) is None else None  # (9)

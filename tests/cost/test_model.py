@@ -25,6 +25,24 @@ def test_the_device_is_that_of_the_default_backend(monkeypatch):
     assert cost_model().device is GPU
 
 
+def test_a_product_with_a_vector_reads_its_matrix():
+    """That takes longer than multiplying, and twice as long again if the matrix is copied first."""
+    model = CostModel.of_backend("cpu")
+
+    def seconds(product, *types):
+        (op,) = (op for op in ops(product, *types) if op.name == "dot_general")
+        return model.repeated_apart(op), model.repeated([op])
+
+    rows = lambda q, k: jnp.einsum("hd,hnd->hn", q, k)
+    turned = lambda q, k: jnp.einsum("hd,nhd->hn", q, k)
+    matrices = seconds(jnp.dot, "f32[256,256]", "f32[256,256]")
+    as_it_is = seconds(rows, "f32[4,8]", "f32[4,400,8]")
+    copied = seconds(turned, "f32[4,8]", "f32[400,4,8]")
+    assert matrices[0] < 2 * matrices[1]
+    assert as_it_is[0] > 10 * as_it_is[1]
+    assert copied[0] > 2 * as_it_is[0]
+
+
 def test_a_model_may_be_given():
     with using(CostModel().but(step=1.0)) as model:
         assert cost_model() is model

@@ -1,10 +1,12 @@
 """A loop stops early only where asking takes less time than the steps."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from jaxpr_opt import explain
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.cost.model import CostModel, cost_model, using
 from jaxpr_opt.ir.graph import While
@@ -36,6 +38,22 @@ def test_a_loop_that_is_known_to_take_its_last_step(last, reverse):
 
     graph = alone(EXIT, program, "f32[3]", "f32[5,3]", fires=not last)
     assert any(isinstance(op, While) for op in graph.body.ops) != last
+
+
+@pytest.mark.parametrize("ahead", [0, -4])
+def test_rows_of_a_mask_of_places(ahead):
+    """The last row of a triangle is not empty; of one that lies lower, the first rows are."""
+
+    def loss(x):
+        def step(t):
+            kept = jnp.arange(9) <= t + ahead
+            return jnp.sum(jnp.where(kept, jnp.tanh(x * t), 0.0) ** 2)
+
+        return jnp.sum(lax.map(step, jnp.arange(9)))
+
+    alone(EXIT, loss, "f32[9]", fires=False)
+    passes = explain(jax.grad(loss), jnp.ones(9)).passes
+    assert EXIT.name not in {each.name for each in passes if each.done}
 
 
 @pytest.mark.parametrize(("n", "fires"), [(8, True), (9, False)])

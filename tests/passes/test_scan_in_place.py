@@ -447,6 +447,16 @@ def test_a_loop_that_is_unrolled_or_prints_stays():
     )
 
 
+@pytest.mark.parametrize(("n", "fires"), [(500, False), (2000, True)])
+def test_numbers_of_rows(n, fires):
+    """Few take no time to make; that alone is no reason to touch a loop."""
+
+    def program(x):
+        return lax.scan(lambda c, n: (c + x * n, None), jnp.float32(0), jnp.arange(n))[0]
+
+    alone(IN_PLACE, program, "f32[]", fires=fires)
+
+
 def test_a_barrier_has_no_effects():
     """(3) Other passes leave one between a read and a write."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -202,6 +203,16 @@ def _is_transposed(op: Op) -> bool:
         if each.name == "transpose":
             return True
     return False
+
+
+def are_few_numbers(sources: Iterable[Value], scan: Scan) -> bool:
+    """Whether what a loop streams for some parameters are numbers of rows only, so few that making
+    them takes no longer than a step.
+    """
+    params = {*sources}
+    read = [stream.operand for stream in scan.streams if stream.param in params]
+    are_numbers = all(v.op is not None and v.op.name == "iota" for v in read)
+    return are_numbers and cost_model().is_hidden(sum(v.nbytes for v in read))
 
 
 def place_of_stack(stack: Stack, scan: Scan) -> PlaceInArray | None:

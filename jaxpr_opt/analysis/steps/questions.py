@@ -9,6 +9,7 @@ from jaxpr_opt.analysis.steps.first_taken import rows_below
 from jaxpr_opt.analysis.steps.masks import first_rows
 from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.analysis.values.rounding import may_differ
+from jaxpr_opt.analysis.values.step_numbers import Row, known_numbers, numbers_at
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value, While
 from jaxpr_opt.ir.traits import ARRANGING, is_arithmetic
@@ -45,6 +46,16 @@ def is_asked_for_sure(scan: Scan, skip: Skip) -> bool:
     if model.is_worth_a_question(scan.body) or model.asks_the_host:
         return steps_a_question(scan, skip) is not None
     return model.asks_in_no_time(scan, skip.predicate) and steps_asked_at_once(scan) is not None
+
+
+def skipped_at_the_end(skip: Skip) -> int | None:
+    """How many steps a loop skips for the last rows of its streams; None if that is not known."""
+    numbers, last = numbers_at(skip.predicate, skip.scan), skip.scan.length - 1
+    if numbers is not None:
+        taken = [row for row, number in enumerate(numbers) if bool(number) == skip.taken_when]
+        return last - max(taken, default=-1)
+    found = known_numbers(skip.predicate, Row(skip.scan, last))
+    return 0 if found is not None and skip.taken_when in found.astype(bool) else None
 
 
 def _steps_a_test(scan: Scan, skip: Skip) -> int | None:

@@ -8,6 +8,7 @@ which steps ``t % 10 == 0`` is true, or which layers of a scan ``kinds[layer] ==
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ import numpy as np
 from jaxpr_opt.analysis.values.constants import captured, captured_indices, uniform
 from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.bridge.parameters import is_in_order
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, is_in_order
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.dataflow import backward_slice
+from jaxpr_opt.ir.dataflow import backward_slice, other_side
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, is_sized
 
@@ -68,21 +69,47 @@ FoundNumbers = dict[Value, Numbers | None]
 """What has been found out: what is made of two of the same values would be looked for twice."""
 
 
-def known_numbers(value: Value) -> Numbers | None:
-    """The integers or truth values of an array, in row-major order: a captured one, or computed
-    from such; None if they are not known.
+@dataclass(frozen=True)
+class Row:
+    """A step of a loop: that which has this row of its streams."""
+
+    scan: Scan
+    number: int
+
+    def numbers(self, value: Value) -> Numbers | None:
+        """An integer array of the step that is affine in its places and the number of the row; or
+        what another loop has stacked for that row.
+        """
+        rows = other_side(value) if value.region is self.scan.body else None
+        row = other_side(rows) if rows is not None else None
+        maker = row.region.owner if row is not None and row.region is not None else None
+        if row is not None and isinstance(maker, Scan) and row.region is maker.body:
+            return known_numbers(row, Row(maker, self.number))
+        is_made = dtypes.is_integer(value.dtype) and self.scan.body.defines(value)
+        found = affine(value) if is_made else None
+        if found is None or not {*found.steps} <= {self.scan}:
+            return None
+        places = np.indices(value.shape).reshape(len(value.shape), value.size)
+        start = found.offset + self.number * found.steps.get(self.scan, 0)
+        made: Numbers = start + np.array(found.strides, np.int64) @ places
+        return made.astype(value.dtype)
+
+
+def known_numbers(value: Value, row: Row | None = None) -> Numbers | None:
+    """The integers or truth values of an array, in row-major order: a captured one, of a step, or
+    computed from such; None if they are not known.
     """
-    return _known(value, 0, {})
+    return _known(value, 0, {}, row)
 
 
-def _known(value: Value, depth: int, known: FoundNumbers) -> Numbers | None:
+def _known(value: Value, depth: int, known: FoundNumbers, row: Row | None) -> Numbers | None:
     if value not in known:
-        known[value] = _of_array(value, depth + 1, known)
+        known[value] = _of_array(value, depth + 1, known, row)
     return known[value]
 
 
-def _of_array(value: Value, depth: int, known: FoundNumbers) -> Numbers | None:
-    if not is_sized(value.shape):
+def _of_array(value: Value, depth: int, known: FoundNumbers, row: Row | None) -> Numbers | None:
+    if not is_sized(value.shape) or value.size > limits.STEPS_KNOWN:
         return None
     number = uniform(value)
     if number is not None:
@@ -90,19 +117,31 @@ def _of_array(value: Value, depth: int, known: FoundNumbers) -> Numbers | None:
     if isinstance(value, Constant):
         found = captured_indices(value) if dtypes.is_integral(value.dtype) else None
         return found.reshape(-1) if found is not None else None
+    if row is not None and (made := row.numbers(value)) is not None:
+        return made
     op = value.op
     if op is None or depth > limits.WAY_TO_AN_INDEX:
         return None
-    if op.name in ("broadcast_in_dim", "reshape"):
-        source = op.operands[0]
-        is_same = source.size == value.size and (op.name != "reshape" or is_in_order(op))
-        return _known(source, depth, known) if is_same else None
-    return computed(op, [_as_many(v, value.size, depth, known) for v in op.operands])
+    if op.name == "broadcast_in_dim":
+        source = _known(op.operands[0], depth, known, row)
+        return _spread(op, source) if source is not None else None
+    if op.name == "reshape":
+        return _known(op.operands[0], depth, known, row) if is_in_order(op) else None
+    return computed(op, [_as_many(v, value.size, depth, known, row) for v in op.operands])
 
 
-def _as_many(value: Value, size: int, depth: int, known: FoundNumbers) -> Numbers | None:
+def _spread(broadcast: Op, source: Numbers) -> Numbers:
+    (value,), shape = broadcast.operands, [1] * len(broadcast.result.shape)
+    for axis, n in zip(broadcast_dimensions_of(broadcast), value.shape, strict=True):
+        shape[axis] = n
+    return np.broadcast_to(source.reshape(shape), broadcast.result.shape).reshape(-1)
+
+
+def _as_many(
+    value: Value, size: int, depth: int, known: FoundNumbers, row: Row | None
+) -> Numbers | None:
     """So many numbers, if that is how many a value has, or if it repeats one."""
-    found = _known(value, depth, known)
+    found = _known(value, depth, known, row)
     if found is None or len(found) == size:
         return found
     return np.full(size, found[0]) if len(found) == 1 else None
