@@ -16,7 +16,8 @@ windows know slices: `map-before-writing` makes a window in the zeros of each pa
 finds parts of a carry that are written to and put together again. Sound because a part is a slice,
 and so XLA makes it; a row of what is unstacked is one without its axis.
 
-Cost: nothing. Only in loops: of zeros with a window in them, or of what the loop carries.
+Cost: nothing. Only in loops: of zeros with a window in them, or of what the loop carries, or a part
+of that, as in ``keys, values = caches[layer]``.
 Source: `jax.lax.split`, the transpose of `jax.lax.concatenate` since JAX 0.4.36.
 """
 
@@ -38,6 +39,8 @@ from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
 from jaxpr_opt.ir.rewriter import Rewriter
+
+_PARTS = frozenset({"dynamic_slice", "reshape", "slice", "squeeze"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +94,9 @@ def _is_a_window_in_zeros(array: Value) -> bool:
 
 
 def _is_carried(array: Value, op: Op) -> bool:
+    """Whether an array is what the loop carries, or a part of that."""
     loop = loop_of(op)
+    while array.op is not None and array.op.name in _PARTS:
+        array = array.op.operands[0]
     carries = () if loop is None else loop.carries
     return any(c.param is array and c.next is not array for c in carries)

@@ -43,6 +43,20 @@ def test_parts_of_a_carry():
     )
 
 
+def test_parts_of_a_part_of_a_carry():
+    """``keys, values = caches[layer]``."""
+
+    def program(caches, xs):
+        def step(caches, x):
+            parts = [lax.split(caches[layer], (1, 1)) for layer in range(2)]
+            return jnp.stack([jnp.concatenate([v * x, k]) for k, v in parts]), None
+
+        return lax.scan(step, caches, xs)[0]
+
+    graph = alone(SLICE, program, "f32[2,2,3]", "f32[3]", fires=True)
+    assert not any(op.name == "split" for op in graph.walk())
+
+
 def cotangents(c, xs, places):
     """What transposing `jnp.stack([a, b])[0, i]` makes."""
 
