@@ -21,6 +21,7 @@ from examples import (
     chosen_rows,
     delay_equation,
     dropped_work,
+    fractional_order,
     kv_cache,
     lookups,
     many_carries,
@@ -291,6 +292,14 @@ FAMILIES = [
         sent_tokens.loss_by_hand,
         sent_tokens.arguments,
         512,
+    ),
+    Family(
+        "fractional order",
+        fractional_order.error,
+        fractional_order.error_by_hand,
+        fractional_order.arguments,
+        1024,
+        gradient=(0, 1),
     ),
     Family("phases", phases.warm_up, phases.warm_up_by_hand, phases.arguments, 4096),
     Family(

@@ -105,6 +105,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "losses of few steps": (LINEAR, Powers(1, 1, 1, iteration=0)),
     "experts": (LINEAR, Powers(1, 1, 1, iteration=0)),
     "sent tokens": (QUADRATIC, LINEAR),
+    "fractional order": (QUADRATIC, COPIES),
     "phases": (LINEAR, LINEAR),
     "phases that come round": (LINEAR, LINEAR),
     "padded sequences": (LINEAR, Powers(1, 1, 1, iteration=1)),

@@ -50,7 +50,18 @@ def stopping(x, w):
     return jnp.sum(jax.vmap(loop)(x))
 
 
-@pytest.mark.parametrize("program", [recurrent, indexed, stopping])
+def weighted(x, w):
+    """Sums by weights that move on from step to step, and what is added at their places."""
+
+    def step(c, i):
+        places = jnp.abs(i - jnp.arange(w.shape[0]))
+        return c.at[places].add(w), jnp.sum(jnp.asarray(w)[places]) * jnp.asarray(x)[i, 0]
+
+    c, ys = lax.scan(step, jnp.zeros_like(w), jnp.arange(x.shape[0]))
+    return jnp.sum(c * w) + jnp.sum(ys)
+
+
+@pytest.mark.parametrize("program", [recurrent, indexed, stopping, weighted])
 @pytest.mark.parametrize("shape", ["n, 4", "n, m"])
 def test_left_without_a_word(program, shape):
     """Nothing fails, nobody is warned, and the values are those of plain JAX."""

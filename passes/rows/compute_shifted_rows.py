@@ -30,7 +30,7 @@ equation, a bias by relative position, the rows of a Toeplitz or circulant matri
    axis and in the number of the step, and move on by the same number of places in a step;
 2. all else is from outside of the loop, and is the same for all rows;
 3. none of the ops jumps where what it reads is rounded otherwise: XLA may do so before the loop;
-4. the loop has a known number of steps, two or more.
+4. shapes and the number of steps are numbers, not symbols.
 
 Cost: reads at places, and functions, for as many rows as differ, not for those of all steps; the
 array is in memory as long as the loop runs, at most a few times what a step made, or little. A step

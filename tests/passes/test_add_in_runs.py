@@ -39,6 +39,7 @@ WAYS = {
     "dropped": (lambda t, p, n: jnp.where(t - p < 0, n, t - p), {"mode": "drop"}),
     "dropped behind the end": (lambda t, p, n: t + p + 3, {"mode": "drop"}),
     "in part of an array": (lambda t, p, n: jnp.where(t - p > 0, t - p, t - p + 5), {}),
+    "not clamped": (lambda t, p, n: (t + p) % n, {"mode": "clip"}),
     "in a byte": (lambda t, p, n: ((t + p) % n).astype(np.uint8), {"mode": "promise_in_bounds"}),
 }
 

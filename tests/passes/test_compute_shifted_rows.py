@@ -174,7 +174,9 @@ LOOPS = {
     "of a table that changes": lambda w: lax.scan(
         lambda w, t: (w[(t - jnp.arange(4)) % 4] * 0.5, None), w, jnp.arange(5)
     )[0],
-    "one step": lambda w: lax.map(lambda t: w[(t - jnp.arange(4)) % 4], jnp.arange(1)),
+    "no step": lambda w: lax.scan(
+        lambda t, _: (t + 1, w[(t - jnp.arange(4)) % 4]), 0, None, length=0
+    )[1],
     "a third of a place": lambda w: lax.map(
         lambda t: w[(t - 3 * jnp.arange(4)) % 4], jnp.arange(5)
     ),
@@ -194,14 +196,13 @@ def test_a_jump_stays_in_the_step():
 
     def program(w):
         def step(t):
-            e = jnp.exp(w[0] * (t - jnp.arange(4)))
-            return jnp.floor(e), e
+            return jnp.exp(-jnp.floor(jnp.exp(w[0] * (t - jnp.arange(4)))))
 
         return lax.map(step, jnp.arange(5))
 
     with using(DEAR):
         graph = alone(SHIFTED, beside(program), jnp.ones(1), fires=True)
-    assert "floor" in inside(graph)
+    assert not {"exp", "floor"} <= {op.name for op in graph.body.ops}
 
 
 def test_it_waits_for_the_gradient():

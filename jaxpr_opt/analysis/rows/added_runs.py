@@ -67,12 +67,12 @@ def added_runs(op: Op) -> AddedRuns | None:
     scan = op.region.owner if op.region is not None else None
     array, indices, numbers = op.operands
     # Condition 1 of add-in-runs.
-    if not isinstance(scan, Scan) or op.region is not scan.body:
+    if not isinstance(scan, Scan):
         return None
     # Condition 2 of add-in-runs.
-    if not is_sized(array.shape) or len(array.shape) != 1 or is_sharded(array):
-        return None
     if len(numbers.shape) != 1 or numbers_of(op).update_window_dims:
+        return None
+    if not is_sized(array.shape) or len(array.shape) != 1 or is_sharded(array):
         return None
     where = _shifted(indices, scan)
     places = where.numbers() if where is not None else None

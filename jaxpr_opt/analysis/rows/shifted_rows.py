@@ -69,12 +69,12 @@ class ShiftedRows:
     @property
     def length(self) -> int:
         """How many rows all steps have."""
-        return self.width + abs(self.shift) * (self.scan.length - 1)
+        return self.width + abs(self.shift) * max(self.scan.length - 1, 0)
 
     @property
     def first(self) -> int:
         """The least place of a row: that of the first or of the last step."""
-        return min(0, self.shift * (self.scan.length - 1))
+        return min(0, self.shift * max(self.scan.length - 1, 0))
 
     @property
     def nbytes(self) -> int:
@@ -121,9 +121,6 @@ class ShiftedRows:
 
 def shifted_rows(scan: Scan) -> Iterator[ShiftedRows]:
     """The arrays of a loop's step that take functions or reads of an array to make, and move on."""
-    # Condition 4 of compute-shifted-rows.
-    if not is_sized((scan.length,)) or scan.length < 2:
-        return
     found: dict[Value, ShiftedRows] = {}
     for op in scan.body.ops:
         if op.name == "gather" or is_transcendental(op):
@@ -148,7 +145,8 @@ def _last(value: Value, scan: Scan) -> ShiftedRows | None:
 @remembered
 def shifted(value: Value, scan: Scan) -> ShiftedRows | None:
     """How an array of a loop's step moves on; None if it does not."""
-    if not is_sized(value.shape) or not is_sized((scan.length,)):
+    # Condition 4 of compute-shifted-rows.
+    if not is_sized((*value.shape, scan.length)):
         return None
     for axis, n in enumerate(value.shape):
         row = _row(value, scan, axis) if n > 1 else None
