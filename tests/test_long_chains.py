@@ -25,8 +25,10 @@ def small_stack(frames):
     """So many frames for JAX and this library, of the thousand that Python has."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(len(inspect.stack(0)) + frames)
-    yield
-    sys.setrecursionlimit(before)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def chained(kind, x, t, ops=110):

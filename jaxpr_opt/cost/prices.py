@@ -148,15 +148,18 @@ class Prices(Lowering):
         start = 0.0 if one_by_one else self.device.kernel
         if cost(op).products:
             start += self.device.product
-            computed = max(computed, self.operands_read(op))
+            computed = max(computed, self.read_once(op))
         return start + computed + slow + self.moved(made)
 
-    def operands_read(self, op: Op) -> float:
-        """Seconds to read the operands of a product, and to copy those that are laid out otherwise:
-        with a vector, that takes longer than multiplying.
+    def read_once(self, product: Op) -> float:
+        """Seconds to read the operands of a product with a vector, which uses each number once, and
+        to copy those that are laid out otherwise: that takes longer than multiplying.
         """
-        copied = sum(copy.nbytes for copy in copies(op)) if self.device.copies_operands else 0
-        return self.moved(sum(v.nbytes for v in op.operands)) / 2 + self.moved(copied)
+        largest = max(number(v.size) for v in product.operands)
+        if (cost(product).products or 0) > 2 * largest:
+            return 0.0
+        copied = sum(copy.nbytes for copy in copies(product)) if self.device.copies_operands else 0
+        return self.moved(sum(v.nbytes for v in product.operands)) / 2 + self.moved(copied)
 
     def apart(self, items: Iterable[Op]) -> float:
         """Seconds to compute functions of numbers one step at a time: one core does, and where few

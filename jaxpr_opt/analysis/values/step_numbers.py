@@ -99,7 +99,8 @@ def known_numbers(value: Value, row: Row | None = None) -> Numbers | None:
     """The integers or truth values of an array, in row-major order: a captured one, of a step, or
     computed from such; None if they are not known.
     """
-    return _known(value, 0, {}, row)
+    levels = limits.WAY_TO_AN_INDEX if row is None else limits.LEVELS_OF_A_PREDICATE
+    return _known(value, limits.WAY_TO_AN_INDEX - levels, {}, row)
 
 
 def _known(value: Value, depth: int, known: FoundNumbers, row: Row | None) -> Numbers | None:
