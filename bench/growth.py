@@ -60,8 +60,8 @@ ORDERED, ORDERED_FORWARD = (LINEAR, FORWARD) if fence() else (COPIES, FORWARD_CO
 LAST_EVENT = Powers(1, 1, 1, iteration=0)
 """The loop over rare events stacks nothing else, and ends after the last one."""
 
-LAST_LOSS = Powers(1, 1, 1, iteration=0)
-"""The loops end after the last loss."""
+LAST_LOSS = Powers(1, 1, 1, iteration=1 if is_quick_if_small() else 0)
+"""Where a small loop is one function, its steps are no branches."""
 
 IN_TURN = Powers(1, 0, 1, iteration=1 if is_quick_if_small() else None)
 """Where XLA copies for branches, they are loops of at most one step; nothing is stored for them."""
