@@ -155,8 +155,8 @@ class Prices(Lowering):
         """Seconds to read the operands of a product with a vector, which uses each number once, and
         to copy those that are laid out otherwise: that takes longer than multiplying.
         """
-        largest = max(number(v.size) for v in product.operands)
-        if (cost(product).products or 0) > 2 * largest:
+        largest = max((number(v.size) for v in product.operands), default=0.0)
+        if product.regions or (cost(product).products or 0) > 2 * largest:
             return 0.0
         copied = sum(copy.nbytes for copy in copies(product)) if self.device.copies_operands else 0
         return self.moved(sum(v.nbytes for v in product.operands)) / 2 + self.moved(copied)
