@@ -68,7 +68,7 @@ def is_repeated(op: Op) -> bool:
         users = dict.fromkeys(user for each in by for user in each.users)
         inverting = (each for each in users if each.name == "div" and each.operands[1] in by)
         return any(map(_divides_by_one, (op, *inverting)))
-    if op.name in PUT_TOGETHER or _combines_parts(op) or _sums_nothing(op):
+    if op.name in PUT_TOGETHER or _combines_parts(op) or sums_nothing(op):
         return True
     return is_cheap(op) and op.name not in NEVER_REPEATED
 
@@ -91,7 +91,7 @@ def _combines_parts(op: Op) -> bool:
     return axes_of(op) == (axis,) and rows.shape[axis] == len(rows.op.operands)
 
 
-def _sums_nothing(op: Op) -> bool:
+def sums_nothing(op: Op) -> bool:
     """Whether each number of a reduction, or of a product, is made of one of each operand: for XLA
     that is elementwise.
     """

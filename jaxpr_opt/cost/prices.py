@@ -12,7 +12,7 @@ from sys import maxsize
 from typing import Any
 
 from jaxpr_opt.cost.functions import longer_one_by_one, slow_values
-from jaxpr_opt.cost.fusion import is_fused, kernels
+from jaxpr_opt.cost.fusion import is_fused, kernels, sums_nothing
 from jaxpr_opt.cost.layouts import copies
 from jaxpr_opt.cost.lowering import Lowering
 from jaxpr_opt.cost.ops import Cost, cost
@@ -156,7 +156,9 @@ class Prices(Lowering):
         to copy those that are laid out otherwise: that takes longer than multiplying.
         """
         largest = max((number(v.size) for v in product.operands), default=0.0)
-        if product.regions or (cost(product).products or 0) > 2 * largest:
+        if product.regions or sums_nothing(product):
+            return 0.0
+        if (cost(product).products or 0) > 2 * largest:
             return 0.0
         copied = sum(copy.nbytes for copy in copies(product)) if self.device.copies_operands else 0
         return self.moved(sum(v.nbytes for v in product.operands)) / 2 + self.moved(copied)

@@ -51,6 +51,15 @@ def other_side(value: Value) -> Value | None:
     return stream.operand if stream is not None else None
 
 
+def stacked_row(value: Value) -> tuple[Value, Scan] | None:
+    """What another loop has stacked for the row that a loop streams, and that loop; None if it
+    streams anything else.
+    """
+    rows = other_side(value) if value.op is None else None
+    row, maker = (other_side(rows), rows.op) if rows is not None else (None, None)
+    return (row, maker) if row is not None and isinstance(maker, Scan) else None
+
+
 def handed_to(use: Use) -> tuple[Value, ...]:
     """What is made of a value where it is read: the results of an op; at a loop, a call or a
     region's end, what it is called behind that.

@@ -36,6 +36,7 @@ from typing import ClassVar
 
 from jaxpr_opt.bridge.parameters import numbers_of, permutation_of
 from jaxpr_opt.builders.fences import barrier, can_be_divided, division
+from jaxpr_opt.cost.fusion import sums_nothing
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.devices import fence
@@ -64,7 +65,7 @@ class MakeFactorsOnce(Pass[RepeatedFactor]):
     def find(self, op: Op) -> Iterator[RepeatedFactor]:
         if not is_in_a_loop(op) or not is_sized(op.result.shape):
             return
-        if not _sums_nothing(op):  # (1)
+        if not sums_nothing(op):  # (1)
             return
         for factor in dict.fromkeys(op.operands):
             ops = _repeated(factor, op)
@@ -88,12 +89,6 @@ class MakeFactorsOnce(Pass[RepeatedFactor]):
         made = match.factor.op
         assert made is not None and made.next is not None
         (barrier if fence() == "barrier" else division)(rw, [match.factor], made.next)
-
-
-def _sums_nothing(product: Op) -> bool:
-    """Whether XLA computes a product element by element, as an outer product (1)."""
-    (summed, _), _ = numbers_of(product)
-    return all(product.operands[0].shape[axis] == 1 for axis in summed)
 
 
 def _last_numbers(match: RepeatedFactor) -> int | None:

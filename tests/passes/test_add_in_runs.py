@@ -53,6 +53,19 @@ def test_places(way, dtype):
         alone(RUNS, added(places, **how), f"{dtype}[9]", f"{dtype}[5]", fires=True)
 
 
+def test_places_that_are_made_of_others_many_times():
+    """Each is computed once: 40 ops that read the last one twice."""
+
+    def doubled(t, p, n):
+        u = t - p
+        for _ in range(40):
+            u = jnp.maximum(u, u) + 0 * u
+        return u % n
+
+    with using(DEAR):
+        alone(RUNS, added(doubled), "f32[9]", "f32[5]", fires=True)
+
+
 def test_more_numbers_than_places():
     """(4) Some places get two numbers in a step: in the order of the numbers."""
     with using(DEAR):

@@ -12,7 +12,7 @@ from jaxpr_opt.analysis.values.step_numbers import Numbers
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.dataflow import other_side
+from jaxpr_opt.ir.dataflow import stacked_row
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Scan, Value, is_sized
 
@@ -86,12 +86,8 @@ def _shifted(indices: Value, scan: Scan) -> ShiftedRows | None:
     """How indices move on, in this loop or in that which has stacked them, as narrower ones too."""
     op = indices.op
     read = op.operands[0] if op is not None and op.name == "convert_element_type" else indices
-    rows = other_side(read) if scan.body.defines(read) else None
-    row = other_side(rows) if rows is not None else None
-    maker = row.region.owner if row is not None and row.region is not None else None
-    if row is None or not isinstance(maker, Scan) or row.region is not maker.body:
-        return shifted(indices, scan)
-    return shifted(row, maker) if dtypes.is_integer(read.dtype) else None
+    stacked = stacked_row(read) if dtypes.is_integer(read.dtype) else None
+    return shifted(indices, scan) if stacked is None else shifted(*stacked)
 
 
 def _runs(places: Numbers, n: int, *, is_clamped: bool) -> tuple[Run, ...] | None:

@@ -69,12 +69,17 @@ class ShiftedRows:
     @property
     def length(self) -> int:
         """How many rows all steps have."""
-        return self.width + abs(self.shift) * max(self.scan.length - 1, 0)
+        return self.width + abs(self._moved)
 
     @property
     def first(self) -> int:
         """The least place of a row: that of the first or of the last step."""
-        return min(0, self.shift * max(self.scan.length - 1, 0))
+        return min(0, self._moved)
+
+    @property
+    def _moved(self) -> int:
+        """By how many places it has moved on in the last step."""
+        return self.shift * max(self.scan.length - 1, 0)
 
     @property
     def nbytes(self) -> int:
@@ -82,9 +87,22 @@ class ShiftedRows:
         return self.value.nbytes // self.width * self.length
 
     @property
+    def rows(self) -> list[ShiftedRow]:
+        """All that it is made of, each once, and itself last."""
+        order: dict[ShiftedRow, None] = {}
+        pending = [(self.row, False)]
+        while pending:
+            row, is_ready = pending.pop()
+            if is_ready:
+                order[row] = None
+            elif row not in order:
+                pending += [(row, True), *((part, False) for part in reversed(row.parts))]
+        return list(order)
+
+    @property
     def ops(self) -> list[Op]:
         """The ops that only make it."""
-        of = {row.value.op for row in self._rows() if row.parts and row.value.op}
+        of = {row.value.op for row in self.rows if row.parts and row.value.op}
         made: dict[Op, None] = {}
         for op in reversed([op for op in self.scan.body.ops if op in of]):
             if op is self.value.op or all(user in made for user, _ in op.result.uses):
@@ -93,30 +111,24 @@ class ShiftedRows:
 
     def numbers(self) -> Numbers | None:
         """The rows of all steps, if they are whole numbers that are known."""
-        return self._numbers(self.row) if self.length <= limits.STEPS_KNOWN else None
+        if self.length > limits.STEPS_KNOWN:
+            return None
+        found: dict[ShiftedRow, Numbers | None] = {}
+        for row in self.rows:
+            found[row] = self._numbers(row, [found[part] for part in row.parts])
+        return found[self.row]
 
-    def _numbers(self, row: ShiftedRow) -> Numbers | None:
+    def _numbers(self, row: ShiftedRow, parts: list[Numbers | None]) -> Numbers | None:
         value, numbers = row.value, row.numbers
         if row.axis is None:
-            found = known_numbers(value) if value.size == 1 else None
-            return np.full(self.length, found[0]) if found is not None else None
+            known = known_numbers(value) if value.size == 1 else None
+            return np.full(self.length, known[0]) if known is not None else None
         if value.size != self.width or value.op is None:
             return None
         if numbers is not None:
             places = np.arange(self.first, self.first + self.length)
             return (numbers.offset + numbers.strides[row.axis] * places).astype(value.dtype)
-        parts = [self._numbers(part) for part in row.parts]
         return parts[0] if value.op.name in LAYING else computed(value.op, parts)
-
-    def _rows(self) -> list[ShiftedRow]:
-        """All that it is made of."""
-        found = {self.row: None}
-        pending = [self.row]
-        for row in pending:
-            new = [part for part in row.parts if part not in found]
-            found.update(dict.fromkeys(new))
-            pending += new
-        return pending
 
 
 def shifted_rows(scan: Scan) -> Iterator[ShiftedRows]:
@@ -161,7 +173,7 @@ def _row(value: Value, scan: Scan, axis: int | None) -> ShiftedRow | None:
     if not scan.body.defines(value):
         # Condition 2 of compute-shifted-rows.
         return None if axis is not None else ShiftedRow(value, None, None, None, ())
-    if axis is not None and (numbers := _numbers(value, scan, axis)) is not None:
+    if axis is not None and (numbers := _counted(value, scan, axis)) is not None:
         shift = numbers.steps[scan] // numbers.strides[axis]
         return ShiftedRow(value, axis, shift, numbers, ())
     op = value.op
@@ -196,7 +208,7 @@ def _is_made(op: Op, axis: int | None) -> bool:
     return not may_differ(op)
 
 
-def _numbers(value: Value, scan: Scan, axis: int) -> Affine | None:
+def _counted(value: Value, scan: Scan, axis: int) -> Affine | None:
     """Numbers that change from place to place along one axis, and from step to step."""
     found = affine(value) if dtypes.is_integer(value.dtype) else None
     if found is None or [*found.steps] != [scan]:

@@ -18,7 +18,7 @@ from jaxpr_opt.analysis.values.induction import affine
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, is_in_order
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.dataflow import backward_slice, other_side
+from jaxpr_opt.ir.dataflow import backward_slice, stacked_row
 from jaxpr_opt.ir.facts import memory
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value, is_sized
 
@@ -80,10 +80,9 @@ class Row:
         """An integer array of the step that is affine in its places and the number of the row; or
         what another loop has stacked for that row.
         """
-        rows = other_side(value) if value.region is self.scan.body else None
-        row = other_side(rows) if rows is not None else None
-        maker = row.region.owner if row is not None and row.region is not None else None
-        if row is not None and isinstance(maker, Scan) and row.region is maker.body:
+        stacked = stacked_row(value) if value.region is self.scan.body else None
+        if stacked is not None:
+            row, maker = stacked
             return known_numbers(row, Row(maker, self.number))
         is_made = dtypes.is_integer(value.dtype) and self.scan.body.defines(value)
         found = affine(value) if is_made else None

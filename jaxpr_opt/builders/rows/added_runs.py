@@ -25,32 +25,27 @@ def add_runs(found: AddedRuns, rw: Rewriter) -> Value:
 
 
 def _added(found: AddedRuns, array: jax.Array, numbers: jax.Array, step: jax.Array) -> jax.Array:
-    starts = [_starts(found, run) for run in found.runs]
-    before = max(0, -min(map(min, starts)))
-    behind = max(0, max(map(max, starts)) + array.size - numbers.size)
+    where, number = found.where, partial(dtypes.wrapped, step.dtype)
+    firsts, change = [_first(found, run) for run in found.runs], -found.stride * where.shift
+    moved = change * max(where.scan.length - 1, 0)
+    before = max(0, -min(firsts) - min(0, moved))
+    behind = max(0, max(firsts) + max(0, moved) + array.size - numbers.size)
     zeros = [lax.full((n,), 0, array.dtype) for n in (before, behind)]
     turned = lax.rev(numbers, (0,)) if found.stride < 0 else numbers
     # One array for all runs, so that XLA makes it once.
     among = lax.concatenate([zeros[0], turned, zeros[1]], 0)
-    for run, (first, last) in zip(found.runs, starts, strict=True):
-        start = _start(step, first + before, last - first, found.where.scan.length)
+    for run, first in zip(found.runs, firsts, strict=True):
+        start = lax.add(lax.mul(step, number(change)), number(first + before))
         array = lax.add(array, _only(found, run, read_run(among, start, array.size, 0)))
     return array
 
 
-def _starts(found: AddedRuns, run: Run) -> tuple[int, int]:
-    """Which number of a step, if those go on, is for the first place of the array: in the first
-    step, and in the last. If runs go down, the last number of the step is the first.
+def _first(found: AddedRuns, run: Run) -> int:
+    """Which number of the first step, if those go on, is for the first place of the array. If runs
+    go down, the last number of the step is the first.
     """
-    where, number = found.where, run.number_at(0)
-    own = [number - (where.shift * step - where.first) for step in (0, where.scan.length - 1)]
-    first, last = own if run.stride > 0 else [where.width - 1 - each for each in own]
-    return first, last
-
-
-def _start(step: jax.Array, first: int, change: int, steps: int) -> jax.Array:
-    number = partial(dtypes.wrapped, step.dtype)
-    return lax.add(lax.mul(step, number(change // (steps - 1))), number(first))
+    own = run.number_at(0) + found.where.first
+    return own if run.stride > 0 else found.where.width - 1 - own
 
 
 def _only(found: AddedRuns, run: Run, moved: jax.Array) -> jax.Array:
