@@ -19,6 +19,7 @@ from jaxpr_opt.cost.ops import Cost, cost
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_handed_on, bytes_moved
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
+from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, dead_ops
 
 
@@ -152,11 +153,11 @@ class Prices(Lowering):
         return start + computed + slow + self.moved(made)
 
     def read_once(self, product: Op) -> float:
-        """Seconds to read the operands of a product with a vector, which uses each number once, and
-        to copy those that are laid out otherwise: that takes longer than multiplying.
+        """Seconds to read the operands of a product with a vector in a loop, which uses each number
+        once, and to copy those that are laid out otherwise: that takes longer than multiplying.
         """
         largest = max((number(v.size) for v in product.operands), default=0.0)
-        if product.regions or sums_nothing(product):
+        if product.regions or sums_nothing(product) or not is_in_a_loop(product):
             return 0.0
         if (cost(product).products or 0) > 2 * largest:
             return 0.0

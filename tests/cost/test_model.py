@@ -30,7 +30,9 @@ def test_a_product_with_a_vector_reads_its_matrix():
     model = CostModel.of_backend("cpu")
 
     def seconds(product, *types):
-        (op,) = (op for op in ops(product, *types) if op.name == "dot_general")
+        in_a_loop = lambda x, y: lax.map(lambda t: product(x * t, y), jnp.arange(3.0))
+        graph = import_jaxpr(traced(in_a_loop, *types))
+        (op,) = (op for op in graph.walk() if op.name == "dot_general")
         return model.repeated_apart(op), model.repeated([op])
 
     rows = lambda q, k: jnp.einsum("hd,hnd->hn", q, k)
