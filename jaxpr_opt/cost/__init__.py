@@ -13,6 +13,7 @@ of programs
 `windows`        what an op moves of an array that it reads or writes in part
 `fusion`         what XLA fuses
 `functions`      which functions of numbers take longer than others
+`jumps`          which ops it computes number by number, not several at once
 `reuse`          which buffers it takes over, and which it copies
 `layouts`        which operands it copies, to read them in another order
 `scratch`        what an op needs while it runs

@@ -111,6 +111,11 @@ class Device:
     jumps: bool = False
     """Whether a loop that makes an array, and writes a window of it, takes a jump for each element:
     then it computes no elements together."""
+    jumped: float = 0.0
+    """Seconds longer that each number takes in a loop that takes a jump for it."""
+    shifts: bool = False
+    """Whether places in arrays whose axes are merged are found by shifts, which hide that they lie
+    beside each other."""
     place: float = 0.0
     """Seconds to find the places of an element in arrays that are read in several orders, in short
     rows; 0 if that shows nowhere."""
@@ -134,6 +139,8 @@ class Device:
     """The same for a window of a gather at one number in each row of a batch."""
     one_by_one: float = 0.0
     """Seconds longer that a `tanh` of a number takes in such a function."""
+    multiplied_inside: float = 0.0
+    """Seconds longer that a floating point operation of a product takes in such a function."""
     few_kernels: int = 0
     """How many kernels of a region are started in a row; of more, each waits for a thread."""
     kernel_in_a_row: float = 0.0
@@ -207,6 +214,8 @@ CPU = Device(
     fuses_all_or_none=True,
     rounds_once=True,
     jumps=True,
+    jumped=0.75e-9,
+    shifts=compat_devices.COMPILES_LOOPS_WHOLE,
     place=1e-9,
     mixes_by_places=not compat_devices.KEEPS_BARRIERS,
     unrolled=40,
@@ -215,6 +224,7 @@ CPU = Device(
     window_apart=4e-9,
     row_apart=1e-9,
     one_by_one=0.5e-9,
+    multiplied_inside=0.08e-9,
     few_kernels=8,
     kernel_in_a_row=12e-9,
     write_inside=0.25e-9,
@@ -242,7 +252,8 @@ CPU = Device(
   of less than 1 kB, or with inner loops computed again, up to 1.56 times.
 - A loop step of XLA's thunks: 0.3 us.  Small loops are one function: an eighth of that.  A window
   of a scatter takes 1.5 to 4.6 ns longer there, of a gather at rows and columns 1.5 to 1.9,
-  of one in each row of a batch 0.2 to 1.
+  of one in each row of a batch 0.2 to 1.  A product of 8 to 32 rows of 32 to 256 numbers with a
+  vector: 0.02 to 0.1 ns longer for each of its operations.
 - Loops over arrays of 128 bytes gain by not copying them, loops over 64 do not.
 - A dozen scalars are faster in registers than as vectors, 24 are slower.  16 stacks of scalars are
   as fast as one of rows, if they are short, and a third as fast if they are long.
@@ -258,6 +269,11 @@ CPU = Device(
 - Outer products that are added up, in 256 rows of 24 to 40 numbers: 0.1 to 0.3 ns a number if the
   row is computed there, 0.5 to 0.9 if it is in memory; in rows of 8, 16, or 48 and more, no less.
   In 16 to 64 rows 0.54 to 0.75 times as long on JAX 0.12, 1 to 1.5 times on 0.10.
+- An outer product whose factor along the last axis is computed there: 0.05 to 0.15 ns a number, as
+  with one in memory. If the factor is joined of parts, or filled up behind: 0.6 to 1.7 (JAX 0.12:
+  not in rows of 16 or fewer, nor if the parts are of one array); so, in rows of more than 40
+  numbers, if its axes are merged, and are not in order, or on JAX 0.12 one has 2, 4, 8, 16, ...
+  numbers.  A factor along another axis is computed once a row in any case.
 - A window of 16 kB that is reduced is copied first, if it is written, too; a smaller one is not.
 - Asking in each step whether any of 1024 truth values is true takes 0.17 to 0.23 us, and 0.01 to
   0.05 us if halves of them are combined first; of 8192, 1.0 to 1.5 us and at most 0.2.  With what

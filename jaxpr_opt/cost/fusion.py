@@ -199,6 +199,14 @@ def own_kernels(region: Region) -> int:
     return handed_on(region) + sum(kept)
 
 
+def loops_started(region: Region) -> int:
+    """How many loops XLA starts of a region, with those of functions that several ops read."""
+    made = {v for v in region.outputs if v.op is not None and is_fused(v.op)}
+    for op in region.ops:
+        made.update(v for v in op.results if op.name in NEVER_REPEATED and len(v.uses) > 1)
+    return len(made) + own_kernels(region) - handed_on(region)
+
+
 def handed_on(region: Region) -> int:
     """How many of the values that a region hands on are made where they are handed on."""
     return len({v for v in region.outputs if v.op is not None and is_fused(v.op)})

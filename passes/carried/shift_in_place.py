@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -87,7 +88,8 @@ class ShiftInPlace(Pass[ShiftedArray]):
         most = scan.length * abs(found.moved) + 2 * found.held
         if not dtypes.holds(np.int32, most) or not dtypes.is_of_bytes(param.dtype):
             return "the type of the index cannot number all rows"  # (5)
-        if prices.is_hidden(param.nbytes):
+        hides = prices.is_hidden if found.has_windows_apart else partial(prices.is_hidden_in, scan)
+        if hides(param.nbytes):
             return "it is small"
         if not prices.is_sparse(found.nbytes, param.nbytes):
             return "a step reads and writes a good part of the register"

@@ -175,7 +175,7 @@ def test_what_xla_has_no_code_for(op, name):
 
         return lax.scan(step, x, jnp.arange(3.0))
 
-    with using(ONE_BY_ONE.but(kernel=1.0)):
+    with using(ONE_BY_ONE.but(kernel=1.0, multiplied_inside=0.0)):
         check_refuses(PASS, program, "f32[50]", because=f"XLA cannot compile {name} ")
         x = jnp.linspace(0.0, 1.0, 50)
         assert not is_one_function(program, x)
@@ -706,8 +706,29 @@ def test_what_is_read_for_such_numbers(read, worth):
         return lax.scan(step, c, at)
 
     types = "f32[99,32]", "f32[32,32]", "f32[32]", "i32[9]"
-    for function, fires in ((jnp.tanh, worth), (jnp.exp, True)):
-        alone(PASS, functools.partial(program, function=function), *types, fires=fires)
+    with using(ONE_BY_ONE.but(multiplied_inside=0.0)):
+        for function, fires in ((jnp.tanh, worth), (jnp.exp, True)):
+            alone(PASS, functools.partial(program, function=function), *types, fires=fires)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "divisions", "worth"),
+    [(16, 32, 0, False), (16, 64, 2, True), (32, 64, 2, True), (8, 256, 0, False)],
+)
+def test_products_with_vectors(rows, length, divisions, worth):
+    """They take longer there: where few other ops are started, that is more than it spares."""
+
+    def program(x, w, xs):
+        def step(c, row):
+            c = jnp.tanh(w @ jnp.concatenate([c, row]))
+            for _ in range(divisions):
+                c = c / (1 + jnp.max(jnp.abs(c)))
+            return c, c
+
+        return lax.scan(step, x, xs)
+
+    types = f"f32[{rows}]", f"f32[{rows},{length}]", f"f32[9,{length - rows}]"
+    alone(PASS, program, *types, fires=worth)
 
 
 def writes_half(x, at):

@@ -25,6 +25,9 @@ class AtAnyPrice(CostModel):
     def is_hidden(self, nbytes):
         return False
 
+    def is_hidden_in(self, loop, nbytes):
+        return False
+
     def is_sparse(self, windows, array):
         return True
 
@@ -525,3 +528,19 @@ def test_steps_at_random(seed):
     fired = bool(run_alone((SHIFT,), graph).record(SHIFT.name, False).rewrites)
     assert fired or seed == 3  # whose steps read all of a version
     alone(SHIFT, program, "i32[6,2]", "i32[9,2]", jnp.asarray(rng.integers(-7, 8, 9)), fires=fired)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_how_small_is_small(whole):
+    """A step of a loop that is one function hides less."""
+    with using(CostModel().but(starts_each=not whole)):
+        alone(SHIFT, loop(last), "f32[64,8]", "f32[7,8]", fires=whole)
+
+
+def test_several_rows_at_their_places():
+    """They are gathered one by one: that takes longer than a short step."""
+
+    program = loop(last, read=lambda b: b[jnp.array([0, 3])].sum())
+    with using(CostModel().but(starts_each=False)):
+        alone(SHIFT, program, "f32[64,8]", "f32[7,8]", fires=False)
+        alone(SHIFT, program, "f32[640,8]", "f32[7,8]", fires=True)

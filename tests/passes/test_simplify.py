@@ -50,6 +50,11 @@ def inputs_of(aval):
         pytest.param(lambda x: 1.0 * x, ["f32[6]"], id="1*x"),
         pytest.param(lambda x: x * jnp.ones(6), ["f32[6]"], id="x*ones"),
         pytest.param(lambda x: x + 0.0, ["f32[6]"], id="x+0"),
+        pytest.param(
+            lambda x: x + lax.pad(np.zeros(2, np.float32), np.float32(0), [(1, 3, 0)]),
+            ["f32[6]"],
+            id="x+padded 0",
+        ),
         pytest.param(lambda x: x - 0.0, ["f32[6]"], id="x-0"),
         pytest.param(lambda x: x / 1.0, ["f32[6]"], id="x/1"),
         pytest.param(lambda x: lax.integer_pow(x, 1), ["f32[6]"], id="x^1"),
@@ -162,6 +167,12 @@ def test_questions_to_zeros_and_ones_are_logic(law, left):
     ("law", "args", "left"),
     [
         pytest.param(lambda x: x * 0.0, ["f32[6]"], ["mul"], id="inf*0 is NaN"),
+        pytest.param(
+            lambda x: x + lax.pad(np.zeros(2, np.float32), np.float32(1), [(1, 3, 0)]),
+            ["f32[6]"],
+            ["pad", "add"],
+            id="x+0 padded by 1",
+        ),
         pytest.param(lambda x: x - x, ["f32[6]"], ["sub"], id="inf-inf is NaN"),
         pytest.param(lambda x: x / x, ["f32[6]"], ["div"], id="0/0 is NaN"),
         pytest.param(lambda x: lax.eq(x, x), ["f32[6]"], ["eq"], id="NaN is not NaN"),

@@ -35,9 +35,10 @@ from jaxpr_opt.bridge.parameters import (
     starts_of,
     strides_of,
 )
+from jaxpr_opt.cost.windows import windows_of
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Value, is_sized
-from jaxpr_opt.ir.traits import SUMS
+from jaxpr_opt.ir.traits import SCATTERING, SUMS
 
 MOVES = frozenset({"concatenate", "pad", "stack", "dynamic_update_slice", "scatter"})
 """The primitives that may move the rows of an array."""
@@ -120,6 +121,12 @@ class Ring:
                 found.append(version)
                 wanted.update((version.made_of, *version.written))
         return found[::-1]
+
+    @property
+    def has_windows_apart(self) -> bool:
+        """Whether an op reads, writes or adds several rows, each at a place of its own."""
+        ops = (user for value in self.versions for user in value.users)
+        return any(op.name in SCATTERING | {"gather"} and windows_of(op) > 1 for op in ops)
 
     @property
     def nbytes(self) -> int:

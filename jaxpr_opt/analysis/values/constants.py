@@ -20,12 +20,16 @@ _SPREAD = VIEWING | {"dynamic_slice"}
 def uniform(value: Value) -> Any:
     """The number that all elements of a value are known to be; None if that is unknown.
 
-    Sees through broadcasts, slices and reshapes, through conversions of integers, and signs.
+    Sees through broadcasts, slices and reshapes, through pads by the same number, through
+    conversions of integers, and signs.
     """
     changes: list[Op] = []
     while (op := value.op) is not None:
         if op.name == "neg" or (op.name == "convert_element_type" and _is_of_integers(op)):
             changes.append(op)
+        elif op.name == "pad":
+            if not _is_padded_alike(op):
+                return None
         elif op.name not in _SPREAD:
             return None
         value = op.operands[0]
@@ -36,6 +40,13 @@ def uniform(value: Value) -> Any:
         made = np.negative(numbers) if is_negated else dtypes.converted(numbers, op.result.dtype)
         number = made[()]
     return number
+
+
+def _is_padded_alike(pad: Op) -> bool:
+    """Whether a pad puts the same number around an array, bit for bit, that is everywhere in it."""
+    numbers = [uniform(v) for v in pad.operands]
+    bits = [np.asarray(n, pad.result.dtype).tobytes() for n in numbers if n is not None]
+    return len(bits) == len(numbers) and len(set(bits)) == 1
 
 
 def captured(array: Constant) -> np.ndarray[Any, Any] | None:

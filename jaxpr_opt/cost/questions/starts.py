@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
+from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.functions import longer_one_by_one
-from jaxpr_opt.cost.fusion import handed_on, is_fused, kernels, numbers_read, own_kernels
+from jaxpr_opt.cost.fusion import (
+    handed_on,
+    is_fused,
+    kernels,
+    loops_started,
+    numbers_read,
+    own_kernels,
+)
+from jaxpr_opt.cost.jumps import fills_behind, joins_parts, merges_axes
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import number
 from jaxpr_opt.cost.questions.windows import WindowQuestions
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_moved, numbers_converted, rows_apart, windows_apart
 from jaxpr_opt.cost.work import embedded
-from jaxpr_opt.ir.graph import Region, Scan, Value, While
+from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import IN_PLACE, SCATTERING
 
 
@@ -27,8 +36,8 @@ class StartQuestions(WindowQuestions):
         several windows at once, and that takes a good part of the time of a step.  What a region
         hands on is an op, and those it is made of are parts of it.  Windows of a scatter are then
         written one by one, and those of a gather read so; of several scatters that are added each
-        has an array of its own, which XLA joins elsewhere; and some functions are computed number
-        by number, with what of several windows is read for them.
+        has an array of its own, which XLA joins elsewhere; some functions are computed number by
+        number, with what of several windows is read for them; and products take longer.
         """
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
         if any(op.name in SCATTERING and windows_apart(op) > 1 for op in ops):
@@ -44,6 +53,9 @@ class StartQuestions(WindowQuestions):
         numbers = sum(more + numbers_read(op) for op, more in longer)
         numbers += sum(map(numbers_converted, ops)) if self.makes_functions else 0
         if self.device.one_by_one * number(numbers) > in_a_row:
+            return False
+        multiplied = self.device.multiplied_inside * sum(cost(op).products or 0 for op in ops)
+        if multiplied > sum(map(self._started_for_nothing, regions)):
             return False
         handed = sum(map(handed_on, regions))
         known = [self._computed(cost(op)) for op in ops]
@@ -76,13 +88,37 @@ class StartQuestions(WindowQuestions):
                     seen.update(user.results)
         return False
 
-    def is_row_unrolled(self, array: Value, row: int | None) -> bool:
-        """Whether LLVM unrolls a loop over a row of an array of so many numbers, and computes the
-        row before the loop over all rows; where ops are started one by one if the rows are many.
+    def is_joined(self, op: Op) -> bool:
+        """Whether a loop takes a jump for each number, to find the part that it is in."""
+        return self.device.jumps and joins_parts(op, turns=self.device.mixes_by_places)
+
+    def jumps(self, op: Op) -> bool:
+        """Whether a loop over what an op makes takes a jump for each number, or looks up its place:
+        then it computes no numbers together.
         """
-        if row is None or row > self.device.unrolled:
-            return False
-        return not self.device.starts_each or self.is_longer(row, array.size // row)
+        if self.is_joined(op):
+            return True
+        shifts = self.device.shifts
+        return self.device.jumps and (fills_behind(op) or merges_axes(op, shifts=shifts))
+
+    def jumped(self, ops: Iterable[Op], numbers: int) -> float:
+        """Seconds longer that a loop over so many numbers takes for the jumps of such ops."""
+        return self.device.jumped * number(numbers) * sum(map(self.jumps, ops))
+
+    def is_row_unrolled(self, row: int, ops: Iterable[Op]) -> bool:
+        """Whether LLVM unrolls a loop over a row of so many numbers, and then computes them before
+        the loop over all rows: if few, those that are joined of parts, too, unless ops are started
+        one by one.
+        """
+        few = 0 if self.device.starts_each else self.device.row
+        return row <= (few if any(map(self.is_joined, ops)) else self.device.unrolled)
+
+    def is_hidden_in(self, loop: Scan | While, nbytes: int) -> bool:
+        """Whether moving so many bytes takes no longer than a step of a loop does anyway; of one
+        that is one function, and starts no ops, less than of others.
+        """
+        step = self.device.fused_step if self.makes_whole(loop) else self.device.step
+        return self.moved(nbytes) < step
 
     def is_less_than_one_more(self, array: Value, region: Region) -> bool:
         """Whether moving an array takes less time than one more op of a region in a loop: then all
@@ -122,6 +158,14 @@ class StartQuestions(WindowQuestions):
         """Seconds to start the ops of a region; many are not started in a row."""
         count = own_kernels(region)
         few = count <= self.device.few_kernels
+        return (self.device.kernel_in_a_row if few else self.device.kernel) * count
+
+    def _started_for_nothing(self, region: Region) -> float:
+        """Seconds to start what one function of a loop does not; a loop's counter, its predicate
+        and what reads its rows are started in a row with few others.
+        """
+        count = loops_started(region)
+        few = count + limits.LOOP_KERNELS <= self.device.few_kernels
         return (self.device.kernel_in_a_row if few else self.device.kernel) * count
 
     def is_vector(self, count: int) -> bool:
