@@ -29,8 +29,10 @@ nothing that is read, given that zero times what else it computes is zero
 be one of an argument, or of truth values that were converted before the loop, and smaller than a
 carry, as one number for each row of a batch is. A single number for a whole step is rather a rate
 or a length of time, so it must also be subtracted from one; so must each of several rows, which may
-be scales: a transformer of which all are zero does nothing. In the backward half of a gradient
-nothing fires: masks were asked about before the gradient was split.
+be scales: a transformer of which all are zero does nothing. A row that a product multiplies by
+weights of all steps is data, such as the inputs of a selective scan, which scale what they are
+mapped to. In the backward half of a gradient nothing fires: masks were asked about before the
+gradient was split.
 
 Cost: none. Where no loop ends early, XLA drops the question.
 Source: masks of padded sequences, as those of `optax.ctc_loss`.
@@ -47,7 +49,7 @@ from jaxpr_opt.analysis.steps.skips import is_skipped_at
 from jaxpr_opt.analysis.values.flags import is_negation
 from jaxpr_opt.builders.steps.flag_rows import asked_about
 from jaxpr_opt.engine.interface import Match, Pass
-from jaxpr_opt.ir.dataflow import users_through
+from jaxpr_opt.ir.dataflow import source_through, users_through
 from jaxpr_opt.ir.graph import Op, Phase, Scan, Value
 from jaxpr_opt.ir.nesting import program_of
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -95,7 +97,14 @@ def _may_be_factor(row: Value, masked: int) -> bool:
     """Whether a row is multiplied by as by a mask of so many elements."""
     made = _made_of(row)
     is_rate = row.size == 1 and "sub" not in made
-    return "mul" in made and not is_rate and may_be_a_mask(row, masked)
+    return "mul" in made and not is_rate and not _is_mapped(row) and may_be_a_mask(row, masked)
+
+
+def _is_mapped(row: Value) -> bool:
+    """Whether a product multiplies a row by weights: by what is there before the step, moved."""
+    step, products = row.region, [op for op in _readers(row) if op.name == "dot_general"]
+    factors = (source_through(each, _moves) for product in products for each in product.operands)
+    return step is not None and not all(map(step.defines, factors))
 
 
 def _needed(scan: Scan, rows: Sequence[Value]) -> tuple[Value, ...]:
@@ -115,5 +124,13 @@ def _needed(scan: Scan, rows: Sequence[Value]) -> tuple[Value, ...]:
 
 def _made_of(row: Value) -> set[str]:
     """The names of the ops that read a row, or its moves: products, and differences from one."""
-    users = users_through(row, lambda op: op.name in VIEWING)
-    return {op.name for op in users if op.name == "mul" or is_negation(op)}
+    return {op.name for op in _readers(row) if op.name == "mul" or is_negation(op)}
+
+
+def _readers(row: Value) -> Iterator[Op]:
+    """The ops that read a row, or its moves."""
+    return users_through(row, _moves)
+
+
+def _moves(op: Op) -> bool:
+    return op.name in VIEWING

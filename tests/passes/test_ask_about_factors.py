@@ -277,6 +277,49 @@ def test_scales_of_layers():
     alone(ASK, layers, f"f32[8,{SIZE}]", f"f32[{SIZE},{SIZE}]", scales, scales, fires=False)
 
 
+def selective(by):
+    """Rows scale what they are mapped to (`by` says how), and what comes of it alone is read."""
+
+    def program(rows, b, c):
+        def step(s, row):
+            s = 0.9 * s + row[:, None] * by(row, b)
+            return s, s @ by(row, c)
+
+        return lax.scan(step, jnp.zeros((SIZE, 2)), rows)[1]
+
+    return program
+
+
+def test_rows_that_are_data():
+    """The inputs of a selective scan do nothing where they are zero; but they are no mask. What
+    no weights are multiplied by may be one.
+    """
+    args = f"f32[{STEPS},{SIZE}]", f"f32[{SIZE},2]", f"f32[{SIZE},2]"
+    mapped = [
+        lambda row, b: row @ b,
+        lambda row, b: b.T @ row,
+        lambda row, b: jnp.einsum("bi,bij->bj", row.reshape(1, -1), b[None])[0],
+    ]
+    for by in mapped:
+        alone(ASK, selective(by), *args, fires=False)
+    alone(ASK, selective(lambda row, b: jnp.sum(row[:, None] * b, axis=0)), *args, fires=True)
+
+
+def test_a_mask_by_which_products_sum():
+    """What a step makes is summed over the rows that count, by no weights."""
+
+    def counted(h, rows, mask):
+        def step(c, z):
+            h, total = c
+            row, m = z
+            new = jnp.tanh(h + row)
+            return (m[:, None] * new + (1 - m[:, None]) * h, total + m @ new), None
+
+        return lax.scan(step, (h, jnp.zeros(SIZE)), (rows, mask))[0]
+
+    alone(ASK, counted, "f32[2,3]", "f32[6,2,3]", "f32[6,2]", fires=True)
+
+
 def test_a_number_of_each_step():
     """It is rather a rate, unless it is subtracted from one."""
     rate = lambda h, z: (h + z[1] * (z[0] - h), None)
