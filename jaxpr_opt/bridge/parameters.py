@@ -332,9 +332,17 @@ def of_single_rows(op: Equation, axes: Sequence[int]) -> dict[str, Any]:
 
 def of_shape(op: Equation, shape: Sequence[int]) -> dict[str, Any]:
     """The parameters of an op whose result has another shape."""
-    return (
-        {**op.params, _SIZES[op.name]: tuple(shape)} if op.name in _OF_RESULT else dict(op.params)
-    )
+    name = _SIZES.get(op.name)
+    if name is None or not (op.name in _OF_RESULT or op.name == "gather"):
+        return dict(op.params)
+    if op.name == "gather":
+        numbers, sizes = numbers_of(op), list(slice_sizes_of(op))
+        gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+        kept = (axis for axis in range(len(sizes)) if axis not in gone)
+        for axis, to in zip(kept, numbers.offset_dims, strict=True):
+            sizes[axis] = shape[to]
+        shape = sizes
+    return {**op.params, name: tuple(shape)}
 
 
 def axes_of(op: Equation) -> tuple[int, ...]:

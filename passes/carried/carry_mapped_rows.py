@@ -28,7 +28,8 @@ changed. Sound, up to rounding, when
    selects whether to, or shifts all rows and puts others at one end. The windows are read of what
    it hands on, so that rows that are dropped, clamped, added to or left alone are what they are;
    if all that is written is in range, they are what is written;
-2. each row of what is made depends on one row of the carry, or of several that change alike;
+2. each row of what is made depends on one row of the carry, or of several that change alike; it may
+   be looked up in a table;
 3. and on nothing else that changes from step to step; where rows move, on nothing else that differs
    from row to row.
 

@@ -14,11 +14,14 @@ After::
 
 A step that reads a row of what was computed before its loop computes that row (farthest points, a
 pivoted Cholesky factor, a greedy choice by similarity); so does the last position's head of a
-sequence, one output of a masked network, one particle's forces.  Sound, up to rounding, when
+sequence, one output of a masked network, one particle's forces; and the ratings of pairs of users
+and items, the scores of labels, a diagonal: elements at several places.  Sound, up to rounding,
+when
 
-1. each read is a slice, and each row along the axes of which it reads a part depends on one row of
-   an operand, or of several, and on nothing else of them; so on backwards
-   (`jaxpr_opt.analysis.rows.read_rows`);
+1. each read is a slice, or elements at several places, and each row along the axes of which it
+   reads a part depends on one row of an operand, or of several, and on nothing else of them; so on
+   backwards (`jaxpr_opt.analysis.rows.read_rows`). What is filled in for places out of range is
+   filled into what is computed;
 2. all readers of a result need rows of it; what is computed from them, for one read, needs the same
    rows;
 3. a read is in loops of known length, or in none;
@@ -65,6 +68,19 @@ class RowsOfAnArray(Match):
         return sorted(found, key=region.order, reverse=True)
 
     @property
+    def are_read_at_once(self) -> bool:
+        """Whether all is read soon after it is computed: then what it is computed from is still in
+        memory.
+        """
+        op, left = self.array.op, {each.selection.op for each in self.reads}
+        made = 0
+        while left and op is not None and made <= self.array.nbytes:
+            op = op.next
+            left.discard(op)
+            made += sum(v.nbytes for v in op.results) if op is not None else 0
+        return not left
+
+    @property
     def arrays(self) -> set[Value]:
         """What is read."""
         return {each.selection.array for each in self.reads}
@@ -103,13 +119,13 @@ class ComputeReadRows(Pass[RowsOfAnArray]):
             if not model.may_be_copied(copied, factor.nbytes, spared):
                 return f"a part of {factor.label} would be copied"
         factors = {v for each in reads for v in each.factors if v.op is not None}
-        if sum(v.nbytes for v in factors) > size:
+        if sum(v.nbytes for v in factors) > size and not match.are_read_at_once:
             return f"what it is computed from takes more memory than {array.label}"
         whole, runs = (
             model.repeated(match.ops) + model.moved(array.nbytes),
             sum(r.runs for r in reads),
         )
-        if runs > 1 and model.is_most(sum(map(_seconds, reads)), whole):
+        if runs != 1 and model.is_most(sum(map(_seconds, reads)), whole):
             return f"computing the rows takes as long as computing all of {array.label}"
         # Condition 4 of compute-read-rows.
         if are_compared([each.selection.op.result for each in reads]):
@@ -127,5 +143,8 @@ class ComputeReadRows(Pass[RowsOfAnArray]):
 
 def _seconds(reads: ReadRows) -> float:
     """Seconds to compute what is read, in all runs."""
+    if reads.selection.points:
+        windows, rows = reads.windows.values(), reads.products_of_rows
+        return cost_model().elements_computed(reads.parts, reads.runs, windows, rows)
     factors = sum(v.nbytes for v, part in reads.factors.items() if not part)
     return reads.runs * cost_model().rows_computed(reads.parts, factors)

@@ -83,6 +83,24 @@ def test_a_layer_of_slots():
     )
 
 
+def test_rows_that_are_looked_up():
+    """(2) A decoder without a cache computes keys of all words so far, in each step."""
+
+    def program(words, table, w, places):
+        def step(words, i):
+            keys = jnp.tanh(table[words] @ w)
+            word = jnp.argmax(jnp.max(keys, axis=0)).astype(words.dtype)
+            return words.at[i].set(word), jnp.sum(keys)
+
+        return lax.scan(step, words, places)
+
+    types = "i32[12]", "f32[20,8]", "f32[8,16]", "i32[5]"
+    graph = alone(CARRY, program, *types, fires=True)
+    (scan,) = scans(graph)
+    (looked_up,) = (op for op in scan.body.ops if op.name == "gather")
+    assert looked_up.result.shape == (1, 8)
+
+
 def test_frames_that_are_dropped_at_one_end():
     """(1) Rows move, and one enters; the step reads them as it hands them on."""
 

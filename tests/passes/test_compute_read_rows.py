@@ -1,5 +1,7 @@
 """Only the rows that are read are computed."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,12 +9,19 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.rows.compute_read_rows import ComputeReadRows
 from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone, traced
 from tests.loops import alone, memory
 
 READ = ComputeReadRows()
+
+
+@pytest.fixture
+def quick_starts():
+    with using(CostModel().but(kernel=0.0)):
+        yield
 
 
 def read(x, *starts, sizes):
@@ -260,15 +269,152 @@ def test_rows_that_depend_on_others_are_left(program):
     alone(READ, program, "f32[8,3]", "i32[]", fires=False)
 
 
-def test_rows_that_are_filled_are_left():
+@pytest.mark.usefixtures("quick_starts")
+def test_rows_that_are_filled():
     """(1) What a maximum makes of what fills a row out of range is not what fills its result."""
 
     def program(x, ids):
         return jnp.max(x, 1).at[ids].get(mode="fill", fill_value=7)
 
-    alone(READ, program, "f32[8,3]", "i32[2]", fires=False)
+    alone(READ, program, "f32[80,30]", "i32[2]", fires=True)
     batched = jax.vmap(program)
-    alone(READ, batched, "f32[5,8,3]", "i32[5]", fires=False)
+    alone(READ, batched, "f32[5,80,30]", "i32[5]", fires=True)
+
+
+def rated(x, w, at, mode="clip"):
+    """What pairs of rows make, read at several places."""
+    return jnp.tanh(x @ w).at[at[:, 0], at[:, 1]].get(mode=mode)
+
+
+PLACED = "f32[64,16]", "f32[16,32]", "i32[5,2]"
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_elements_at_several_places():
+    """(1) Each of one row of one factor and one column of the other."""
+
+    def program(x, w, at):
+        numbers = lax.GatherDimensionNumbers((), (0, 1), (0, 1))
+        return lax.gather(jnp.tanh(x @ w), at, numbers, (1, 1), mode="clip")
+
+    check_rewrite(
+        READ,
+        program,
+        *PLACED,
+        diff="""
+              fn (x:f32[64,16], w:f32[16,32], at:i32[5,2]) {
+            -   d:f32[64,32] = dot_general x w
+            -   t:f32[64,32] = tanh d
+            -   g:f32[5] = gather[collapsed_slice_dims=(0, 1), start_index_map=(0, 1), slice_sizes=(1, 1), mode=clip] t at
+            +   s:i32[5,1] = slice[:, :1] at
+            +   s1:i32[5] = squeeze s
+            +   s2:i32[5,1] = slice[:, 1:] at
+            +   s3:i32[5] = squeeze s2
+            +   c:i32[5] = clamp 0 s1 63
+            +   c1:i32[5] = clamp 0 s3 31
+            +   b:i32[5,1] = broadcast_in_dim[dims=(0,)] c
+            +   b1:i32[5,1] = broadcast_in_dim 0
+            +   c2:i32[5,2] = concatenate[dimension=1] b b1
+            +   g1:f32[5,1,16] = gather[offset_dims=(1, 2), start_index_map=(0, 1), slice_sizes=(1, 16), mode=clip] x c2
+            +   b2:i32[5,1] = broadcast_in_dim 0
+            +   b3:i32[5,1] = broadcast_in_dim[dims=(0,)] c1
+            +   c3:i32[5,2] = concatenate[dimension=1] b2 b3
+            +   g2:f32[5,16,1] = gather[offset_dims=(1, 2), start_index_map=(0, 1), slice_sizes=(16, 1), mode=clip] w c3
+            +   d1:f32[5,1,1] = dot_general[contract=2x1, batch=0x0] g1 g2
+            +   t1:f32[5,1,1] = tanh d1
+            +   r:f32[5] = reshape t1
+            -   return g
+            +   return r
+              }
+        """,  # noqa: E501
+    )
+
+
+@pytest.mark.usefixtures("quick_starts")
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
+@pytest.mark.parametrize("index", ["i32", "u32", "i8", "u8"])
+def test_elements_of_any_places(mode, index):
+    """(1) Out of range, too: what is filled in is filled into the result."""
+    program = partial(rated, mode=mode)
+    graph = alone(READ, program, *PLACED[:2], f"{index}[5,2]", fires=True)
+    assert not any(op.result.shape == (64, 32) for op in graph.walk() if not op.is_terminator)
+
+
+@pytest.mark.usefixtures("quick_starts")
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(lambda x, w, at: (x @ w)[at], id="whole rows, of several places each"),
+        pytest.param(lambda x, w, at: (x @ w)[:, at[:1]], id="columns"),
+        pytest.param(
+            lambda x, w, at: jnp.take_along_axis(
+                (x @ w).T @ x, at[:1, :1] + x.astype(int)[:32, :1], 1
+            ),
+            id="one of each row",
+        ),
+        pytest.param(
+            lambda x, w, at: jax.vmap(lambda i: (x @ w)[i[0], i[1]])(at), id="batched slices"
+        ),
+        pytest.param(
+            lambda x, w, at: jnp.diagonal(((x[:, None] - x[::-1]) ** 2).sum(-1)), id="a diagonal"
+        ),
+        pytest.param(lambda x, w, at: (x @ w @ w.T)[at[:, 0], at[:, 1]], id="of two products"),
+        pytest.param(
+            lambda x, w, at: jnp.einsum("ki,ij->kij", x, w)[at[:, 0], :, at[:, 1]],
+            id="rows between",
+        ),
+    ],
+)
+def test_elements_of_several_kinds(program):
+    """(1)"""
+    alone(READ, program, "f32[64,16]", "f32[16,32]", "i32[5,2]", fires=True)
+
+
+@pytest.mark.usefixtures("quick_starts")
+def test_the_gradient_of_elements():
+    """It has no array of zeros; what is filled in has no gradient."""
+    x, w = jnp.linspace(-1, 1, 64 * 16).reshape(64, 16), jnp.linspace(1, -1, 512).reshape(16, 32)
+    at = jnp.array([[3, 4], [64, 2], [-1, 7], [3, 4], [63, 31]])
+
+    def loss(rated, x, w):
+        return jnp.nansum(rated(x, w, at) ** 2)
+
+    fills = partial(rated, mode="fill")
+    ours = jax.grad(partial(loss, optimize(fills)), (0, 1))
+    assert_close(ours(x, w), jax.grad(partial(loss, fills), (0, 1))(x, w))
+    assert "f32[64,32]" not in str(jax.make_jaxpr(ours)(x, w))
+    tangents = jnp.cos(x), jnp.sin(w)
+    ours, plain = (jax.jvp(partial(loss, f), (x, w), tangents) for f in (optimize(fills), fills))
+    assert_close(ours, plain)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_is_read_at_once(at_once):
+    """What a row is computed from is in memory: the whole was just computed from it."""
+
+    def program(x, i):
+        q, k, v = (lax.sort(x * n, dimension=0) for n in (1.0, 2.0, 3.0))
+        made = jnp.tanh(jnp.exp(q @ k.T) @ v)
+        noise = 0.0 if at_once else jnp.max(lax.sort(jnp.outer(x[:, 0], x[:, 1])))
+        return read(made, i, 0, sizes=(1, 32)) + noise
+
+    alone(READ, program, "f32[64,32]", "i32[]", fires=at_once)
+
+
+@pytest.mark.parametrize("places", [64, 4096])
+def test_how_many_elements(places):
+    """Few of them take less time than the whole."""
+    alone(READ, rated, "f32[256,64]", "f32[64,256]", f"i32[{places},2]", fires=places == 64)
+
+
+def test_places_in_an_image_are_left():
+    """(1) Of a convolution, no element by itself is computed in less time."""
+
+    def program(images, kernels, at):
+        made = lax.conv_general_dilated(images, kernels, (1,), "SAME")
+        return made[at[:, 0], at[:, 1]]
+
+    alone(READ, program, "f32[32,2,16]", "f32[6,2,3]", "i32[2,2]", fires=False)
 
 
 def gathered(offset, collapsed, indexed, sizes):

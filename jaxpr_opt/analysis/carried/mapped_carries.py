@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxpr_opt.analysis.carried.shift_registers import shifting
-from jaxpr_opt.analysis.rows.read_rows import makes_rows
+from jaxpr_opt.analysis.rows.read_rows import makes_or_reads_rows
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.values.handed_on import readers, worth_sharing
 from jaxpr_opt.analysis.values.induction import bounds
@@ -196,7 +196,7 @@ def _rows_made(op: Op, rows: dict[Value, int], *, moves: bool) -> int | None:
     """The axis of the rows of a result; None if it is not made row by row, or of rows that move and
     others that do not.
     """
-    if not makes_rows(op):
+    if not makes_or_reads_rows(op):
         return None
     if any(map(is_sharded, (op.result, *op.operands))) or not is_sized(op.result.shape):
         return None

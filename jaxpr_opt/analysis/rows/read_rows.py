@@ -37,6 +37,11 @@ def makes_rows(op: Op) -> bool:
     return op.name in _BY_ROWS or by_element(op) is not None
 
 
+def makes_or_reads_rows(op: Op) -> bool:
+    """The same, or an op that reads a row for each row of its places."""
+    return makes_rows(op) or op.name == "gather"
+
+
 AxesOfPart = dict[int, int]
 """Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
 no axes: all of the array."""
@@ -53,14 +58,19 @@ class ReadRows:
     """The part of the result of each."""
 
     @property
-    def runs(self) -> int:
-        """How often it is read."""
+    def steps(self) -> int:
+        """In how many steps of loops it is read."""
         return prod(loop.length for loop in _around(self.selection) if isinstance(loop, Scan))
+
+    @property
+    def runs(self) -> int:
+        """At how many places it is read, in all steps."""
+        return self.steps * (self.selection.points or 1)
 
     @property
     def read(self) -> int:
         """How many bytes are read, in all runs."""
-        return self.runs * int(self.selection.op.result.nbytes)
+        return self.steps * int(self.selection.op.result.nbytes)
 
     @property
     def parts(self) -> dict[Op, float]:
@@ -73,6 +83,24 @@ class ReadRows:
         """What the rows are computed from, and the part of it that they need."""
         pairs = chain.from_iterable(zip(op.operands, p, strict=True) for op, p in self.ops.items())
         return {value: part for value, part in pairs if value.op not in self.ops}
+
+    @property
+    def windows(self) -> dict[Value, tuple[int, int]]:
+        """How many windows are read of each factor, if elements are read at several places, and how
+        many bytes of it.
+        """
+        found = dict[Value, tuple[int, int]]()
+        for value, part in self.factors.items():
+            if part:
+                beside = prod(value.shape[max(part) + 1 :]) * value.dtype.itemsize
+                nbytes = self.runs * self._nbytes(value, part)
+                found[value] = nbytes // max(beside, 1), nbytes
+        return found
+
+    @property
+    def products_of_rows(self) -> set[Op]:
+        """The products of which one factor is the same for all that is read."""
+        return {op for op, parts in self.ops.items() if op.name in _PRODUCTS and {} in parts}
 
     def shape(self, value: Value, part: AxesOfPart) -> tuple[int, ...]:
         """The shape of a part of an array."""
@@ -124,7 +152,7 @@ def _read_by_rows(array: Value, whole: Container[Op]) -> tuple[set[Op], list[Sel
         found = [selection(user) for user in op.result.users if user not in ops]
         rows = [each for each in found if each is not None and each.array is op.result]
         is_many = len(reads) + len(rows) > limits.READS_OF_ROWS or len(ops) == limits.OPS_OF_ROWS
-        if op in whole or not makes_rows(op) or is_many:
+        if op in whole or not makes_or_reads_rows(op) or is_many:
             continue
         # Conditions 2, 3 of compute-read-rows.
         if len(rows) < len(found) or not all(map(_is_counted, rows)):
@@ -181,6 +209,8 @@ def _read_rows(selection: Selection, ops: Container[Op]) -> tuple[ReadRows, list
 def _parts(op: Op, part: AxesOfPart, selection: Selection) -> tuple[AxesOfPart, ...] | None:
     """Which part of each operand the part of a result depends on; None if that is not known."""
     if any(map(is_sharded, (op.result, *op.operands))):
+        return None
+    if selection.points and op.name == "conv_general_dilated":
         return None
     found = []
     for position, value in enumerate(op.operands):

@@ -1,4 +1,5 @@
-"""Reads of some rows of an array: a slice, one in each row of a batch, or rows at several places.
+"""Reads of some rows of an array: a slice, one in each row of a batch, rows at several places, or
+elements of several axes at several places.
 
 What they have in common: along some axes they read a part, the same whatever the other axes are.
 """
@@ -6,8 +7,10 @@ What they have in common: along some axes they read a part, the same whatever th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from jaxpr_opt.analysis.windows.access import Access, access
+from jaxpr_opt.bridge.dtypes import is_of_bytes
 from jaxpr_opt.bridge.parameters import fills, numbers_of, slice_sizes_of
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
@@ -25,6 +28,8 @@ class Selection:
     """The axes along each row of which it reads a part at another place."""
     picks: bool = False
     """Whether it picks elements of one axis, at several places."""
+    points: int = 0
+    """At how many places it reads one element of each of these axes, each place by itself; or 0."""
 
     @property
     def indices(self) -> tuple[Value, ...]:
@@ -47,12 +52,12 @@ def _slice(op: Op) -> Selection | None:
 
 
 def _gather(op: Op) -> Selection | None:
+    read, numbers = access(op), numbers_of(op)
     # Condition 1 of compute-read-rows.
     if fills(op):
-        return None
-    read, numbers = access(op), numbers_of(op)
+        return _points(op)
     if read is None:
-        return _picked(op)
+        return _picked(op) or _points(op)
     of_index = list(numbers.start_indices_batching_dims)
     batch = tuple(numbers.operand_batching_dims)
     in_order = of_index == sorted(of_index)
@@ -77,6 +82,21 @@ def _picked(op: Op) -> Selection | None:
     if tuple(numbers.offset_dims) != others or slice_sizes_of(op) != whole:
         return None
     return Selection(op, array, {axis: index.shape[0]}, picks=True)
+
+
+def _points(op: Op) -> Selection | None:
+    """A gather of one element along each axis that its index counts, and along those of a batch."""
+    numbers, (array, index) = numbers_of(op), op.operands
+    sizes, of_index = slice_sizes_of(op), tuple(numbers.start_index_map)
+    single = (*of_index, *numbers.operand_batching_dims)
+    # Condition 1 of compute-read-rows.
+    is_element = all(sizes[axis] == 1 for axis in of_index)
+    others = (a for a in range(len(array.shape)) if a not in single)
+    if not is_element or any(sizes[axis] != array.shape[axis] for axis in others):
+        return None
+    if not is_of_bytes(array.dtype) or not is_sized(index.shape):
+        return None
+    return Selection(op, array, dict.fromkeys(single, 1), points=prod(index.shape[:-1]))
 
 
 _RULES = {"dynamic_slice": _slice, "gather": _gather, "slice": _slice}

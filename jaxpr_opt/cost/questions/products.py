@@ -8,7 +8,8 @@ from typing import Protocol
 
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.fusion import is_fused
-from jaxpr_opt.cost.prices import Prices
+from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.cost.prices import Prices, number
 from jaxpr_opt.ir.graph import Op
 from jaxpr_opt.ir.traits import TRANSCENDENTAL
 
@@ -76,6 +77,23 @@ class ProductQuestions(Prices):
             for op, part in parts.items()
         )
         return self.started(1 + len(alone)) + computed + self.passed(factors, factors) / 2
+
+    def elements_computed(
+        self,
+        parts: Mapping[Op, float],
+        runs: int,
+        windows: Iterable[tuple[int, int]],
+        rows: set[Op],
+    ) -> float:
+        """Seconds to compute such parts of what ops make for each of so many places, number by
+        number unless they are products of rows with a matrix, from so many windows of so many bytes
+        in all that lie anywhere.
+        """
+        read = sum(self.read_windows(nbytes, count) for count, nbytes in windows)
+        shared = sum(part * self.repeated([op]) for op, part in parts.items() if op in rows)
+        alone = (part * (cost(op).flops or 0) for op, part in parts.items() if op not in rows)
+        computed = runs * (shared + self.device.arithmetic * number(sum(alone)))
+        return read + computed + self.started(1 + len(parts))
 
     def is_sorted_longer(self, length: int, rows: int) -> bool:
         """Whether sorting so many rows takes clearly longer than starting to select of them."""
