@@ -15,7 +15,7 @@ from jaxpr_opt.cost.functions import longer_one_by_one, slow_values
 from jaxpr_opt.cost.fusion import is_fused, kernels, sums_nothing
 from jaxpr_opt.cost.layouts import copies
 from jaxpr_opt.cost.lowering import Lowering
-from jaxpr_opt.cost.ops import Cost, cost
+from jaxpr_opt.cost.ops import Cost, cost, rows_multiplied
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_handed_on, bytes_moved
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
@@ -139,7 +139,7 @@ class Prices(Lowering):
         is one function, which starts no ops; it computes some number by number, and then all that
         is fused with them.
         """
-        slow = self.device.slow_function * number(slow_values(op))
+        slow = self.slow(op)
         if one_by_one:
             slow += self.doubtful(self.device.one_by_one * number(longer_one_by_one(op)))
         if (one_by_one or self.device.fuses_functions) and op.name in TRANSCENDENTAL:
@@ -149,8 +149,12 @@ class Prices(Lowering):
         start = 0.0 if one_by_one else self.device.kernel
         if cost(op).products:
             start += self.device.product
-            computed = max(computed, self.read_once(op))
+            computed = max(computed, self.read_once(op), self.in_rows(op))
         return start + computed + slow + self.moved(made)
+
+    def slow(self, op: Op) -> float:
+        """Seconds longer that a function takes which is computed number by number everywhere."""
+        return self.device.slow_function * number(slow_values(op))
 
     def read_once(self, product: Op) -> float:
         """Seconds to read the operands of a product with a vector in a loop, which uses each number
@@ -163,6 +167,14 @@ class Prices(Lowering):
             return 0.0
         copied = sum(copy.nbytes for copy in copies(product)) if self.device.copies_operands else 0
         return self.moved(sum(v.nbytes for v in product.operands)) / 2 + self.moved(copied)
+
+    def in_rows(self, product: Op) -> float:
+        """Seconds that the rows of a product of matrices in a loop take at least: short ones take
+        longer than their operations.
+        """
+        if product.name != "dot_general" or not is_in_a_loop(product):
+            return 0.0
+        return self.device.product_row * number(rows_multiplied(product))
 
     def apart(self, items: Iterable[Op]) -> float:
         """Seconds to compute functions of numbers one step at a time: one core does, and where few

@@ -45,6 +45,30 @@ def test_a_product_with_a_vector_reads_its_matrix():
     assert copied[0] > 2 * as_it_is[0]
 
 
+def test_a_product_of_short_rows_takes_as_long_as_its_rows():
+    """Points that a step moves by a small matrix: multiplying again took 1.2 times as long."""
+
+    def seconds(model, *types):
+        in_a_loop = lambda x, y: lax.map(lambda t: jnp.matmul(x * t, y), jnp.arange(3.0))
+        graph = import_jaxpr(traced(in_a_loop, *types))
+        (op,) = (op for op in graph.walk() if op.name == "dot_general")
+        return model.repeated_apart(op) - model.moved(op.result.nbytes) - model.device.kernel
+
+    model, flop = CostModel.of_backend("cpu"), CPU.flop
+    short = seconds(model, "f32[800,4]", "f32[4,4]")
+    assert short == pytest.approx(800 * CPU.product_row)
+    assert short > 10 * 2 * 800 * 16 * flop
+    assert seconds(model, "f32[50,3,3]", "f32[50,3,3]") == pytest.approx(150 * CPU.product_row)
+    long = seconds(model, "f32[800,128]", "f32[128,128]")
+    assert long == pytest.approx(2 * 800 * 128 * 128 * flop)
+    columns = seconds(model, "f32[4,4]", "f32[4,800]")
+    assert columns < short / 10
+    empty = seconds(model, "f32[0,4,4]", "f32[0,4,4]")
+    assert empty == 0
+    vector = seconds(model, "f32[50,4,4]", "f32[50,4,1]")
+    assert vector < 200 * CPU.product_row
+
+
 def test_a_model_may_be_given():
     with using(CostModel().but(step=1.0)) as model:
         assert cost_model() is model
@@ -125,6 +149,18 @@ def test_functions_that_are_computed_number_by_number():
     (cosine,), (other,) = ops(jnp.cos, "f32[3000]"), ops(jnp.tanh, "f32[3000]")
     assert model.repeated_apart(cosine) > 5 * model.repeated_apart(other)
     assert CostModel(GPU).repeated_apart(cosine) == CostModel(GPU).repeated_apart(other)
+
+
+@pytest.mark.parametrize(("by", "is_slow"), [(0.3, True), (0.25, True), (3.0, True), (2.0, False)])
+def test_remainders_are_computed_number_by_number(by, is_slow):
+    """They took 1.7 to 2 times as long again as stored, unless LLVM truncates a quotient."""
+    model = CostModel()
+    *_, op = ops(lambda x: lax.rem(x, jnp.full(x.shape, by, "float32")), "f32[512]")
+    assert op.name == "rem"
+    assert model.slow(op) == pytest.approx(512 * 2.7e-9 if is_slow else 0)
+    (integers,) = ops(lax.rem, "i32[512]", "i32[512]")
+    (unknown,) = ops(lax.rem, "f32[512]", "f32[512]")
+    assert model.slow(integers) == 0 < model.slow(unknown)
 
 
 def test_functions_in_one_function_of_a_loop():

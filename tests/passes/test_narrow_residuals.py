@@ -1071,6 +1071,17 @@ def test_neighbours_of_neighbours(made, fires):
     alone(NARROW, jax.grad(loss), "f32[4000]", "f32[8,4000]", fires=fires)
 
 
+@pytest.mark.parametrize(("by", "fires"), [(1.0, True), (0.3, False)])
+def test_remainders(by, fires):
+    """Cost: they take longer than loading, unless it is the fraction of a number."""
+
+    def loss(c, xs):
+        return jnp.sum(lax.scan(lambda c, x: (c * lax.rem(x, by) + x, None), c, xs)[0])
+
+    graph = alone(NARROW, jax.grad(loss), "f32[64]", "f32[9,64]", fires=fires)
+    assert len(scans(graph)[0].stacks) == (not fires)
+
+
 def test_read_more_often_than_made():
     """Cost: what is made once before a loop would be made again in each of its steps."""
 
@@ -1114,7 +1125,7 @@ def test_a_narrow_product_is_made_again_where_memory_is_far(depth, fires):
     def loss(c, xs, w):
         return jnp.sum(lax.scan(lambda c, x: (c * jnp.tanh(x @ w), None), c, xs)[0])
 
-    types = "f32[8,8]", f"f32[5,8,{depth}]", f"f32[{depth},8]"
+    types = "f32[8,64]", f"f32[5,8,{depth}]", f"f32[{depth},64]"
     with using(FAR):
         graph = alone(NARROW, jax.grad(loss), *types, fires=fires)
     assert len(scans(graph)[0].stacks) == (not fires)

@@ -101,7 +101,8 @@ def _fused(step: StepPrices, op: Op) -> float | None:
         return step.model.by_places(made)
     times = step.times.get(made, 1.0)
     is_alone = made in step.spread or times > 1
-    return times * (step.model.one_by_one if is_alone else step.model.elementwise)(made)
+    seconds = (step.model.one_by_one if is_alone else step.model.elementwise)(made)
+    return times * (seconds + step.model.slow(op))
 
 
 def _is_of_pairs(op: Op) -> bool:
