@@ -24,10 +24,10 @@ in all other rows. What transposes the ops multiplies the zeros, too, and sums t
 rounding, when
 
 1. the array is zeros to which rows are added: by writes into zeros, by scatters, by the steps of
-   loops that do not read it otherwise;
+   loops that do not read it otherwise; or elements at several places, by one scatter;
 2. what is made of it is linear, and each row depends on one row of it, or it is summed up over the
-   rows; so on (`jaxpr_opt.analysis.rows.added_rows`). What else is read of it is an array with
-   these rows;
+   rows; so on (`jaxpr_opt.analysis.rows.added_rows`, and `added_points` for elements, of which each
+   contributes by itself). What else is read of it is an array with these rows;
 3. a product is one of a cotangent, whose zeros are symbolic: JAX itself makes nothing of them where
    it knows that they are there. The terms of a sum are multiplied one by one, which must not
    overflow where the sum does not: numbers are as large as those of float32.
@@ -45,8 +45,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.rows.added_points import AddedPoints, added_points
 from jaxpr_opt.analysis.rows.added_rows import AddedRows, added_rows
 from jaxpr_opt.analysis.sparse.scatter_chains import PIECES
+from jaxpr_opt.builders.rows.added_points import compute_points
 from jaxpr_opt.builders.rows.added_rows import compute_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -57,9 +59,9 @@ from jaxpr_opt.ir.traits import SUMS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsInZeros(Match):
-    """An array that is zero but for rows, and what is made of it."""
+    """An array that is zero but for rows, or elements, and what is made of it."""
 
-    found: AddedRows
+    found: AddedRows | AddedPoints
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,12 @@ class ComputeAddedRows(Pass[RowsInZeros]):
 
     def find(self, op: Op) -> Iterator[RowsInZeros]:
         for array in op.results:
-            found = added_rows(array)  # (1, 2, 3)
+            found = added_rows(array) or added_points(array)  # (1, 2, 3)
             if found is not None:
                 made = [o.name for o in found.ops if not cost_model().is_made_where_read(o)]
                 if made:
-                    says = f"{', '.join(made)}: of the rows that are added to zeros only"
+                    rows = "rows" if isinstance(found, AddedRows) else "elements"
+                    says = f"{', '.join(made)}: of the {rows} that are added to zeros only"
                     yield RowsInZeros(op, says, found, about=array)
 
     def refuse(self, match: RowsInZeros) -> str | None:
@@ -89,10 +92,18 @@ class ComputeAddedRows(Pass[RowsInZeros]):
         part, label = found.part, found.array.label
         if not model.is_sparse(part, 1):
             return f"most rows of {label} are added"
+        if isinstance(found, AddedPoints):
+            whole = model.repeated(found.ops) + model.moved(found.array.nbytes)
+            rows = model.elements_computed(found.parts, found.points, found.windows, set())
+            is_longer = model.is_most(rows, whole)
+            return f"adding what each makes takes as long as all of {label}" if is_longer else None
         whole, rows = (model.rows_computed(dict.fromkeys(found.ops, n), 0) for n in (1.0, part))
         if not found.is_one_window and model.is_most(rows, whole):
             return f"computing the rows takes as long as computing all of {label}"
         return None
 
     def rewrite(self, match: RowsInZeros, rw: Rewriter) -> None:
-        compute_rows(match.found, rw)
+        if isinstance(match.found, AddedPoints):
+            compute_points(match.found, rw)
+        else:
+            compute_rows(match.found, rw)

@@ -300,7 +300,7 @@ ADDED_BY = {
     ),
     "a scatter of elements": (
         lambda rows, w, ids: jnp.zeros((512, 16)).at[ids, ids].add(rows[:, 0]),
-        False,
+        True,
     ),
     "a scatter of a table of rows": (
         lambda rows, w, ids: jnp.zeros((512, 16)).at[ids.reshape(2, 2)].add(rows.reshape(2, 2, 16)),

@@ -5,6 +5,7 @@
 `selections`     reads of a part of some axes
 `read_rows`      which ops need to compute only the rows that are read
 `added_rows`     which ops need to compute only what is made of rows in zeros
+`added_points`   the same of elements at several places
 `mapped_reads`   what is made of rows that are read more often than there are
 `summed_rows`    sums of what is made of rows, of which many are of one of a table
 `sorted_ends`    sorted arrays of which few elements at one end are read

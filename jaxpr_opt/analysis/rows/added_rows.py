@@ -79,7 +79,7 @@ def added_rows(array: Value) -> AddedRows | None:
     chain = added(array)
     is_known = is_sized(array.shape) and not is_sharded(array) and array.region is not None
     # Conditions 1, 3 of compute-added-rows.
-    if not (chain.starts_at_zero and is_known and _is_wide(array) and array.size):
+    if not (chain.starts_at_zero and is_known and is_wide(array) and array.size):
         return None
     counts = _counts(chain.links)
     if not counts:
@@ -101,7 +101,8 @@ def added_rows(array: Value) -> AddedRows | None:
     return AddedRows(array, chain.links, counts[axis], ops, axes) if ops else None
 
 
-def _is_wide(array: Value) -> bool:
+def is_wide(array: Value) -> bool:
+    """Whether numbers are as large as those of float32."""
     return dtypes.is_inexact(array.dtype) and dtypes.has_common_range(array.dtype)
 
 
@@ -153,7 +154,7 @@ def _rows(op: Op, axes: Mapping[Value, int | None]) -> tuple[Axes, int | None] |
     # Conditions 2, 3 of compute-added-rows.
     if moving is None or any(map(is_sharded, (op.result, *op.operands))):
         return None
-    if op.name in _PRODUCTS and not _is_symbolic(op, is_fixed):
+    if op.name in _PRODUCTS and not is_symbolic(op, is_fixed):
         return None
     known = {place: axes[v] for place, v in enumerate(op.operands) if not is_fixed(v)}
     to = {row_axis(op, place, axis) for place, axis in known.items() if axis is not None}
@@ -179,13 +180,13 @@ def _summed(op: Op, known: Mapping[int, int | None]) -> Axes | None:
         return (axis,) if axis in axes_of(op) else None
     if axis is None:
         return None
-    pairs = _multiplied(op, place)
+    pairs = multiplied(op, place)
     if axis not in pairs:
         return None
     return (axis, pairs[axis]) if place == 0 else (pairs[axis], axis)
 
 
-def _multiplied(op: Op, place: int) -> dict[int, int]:
+def multiplied(op: Op, place: int) -> dict[int, int]:
     """The axes of a factor over which a product sums up; each with that of the other factor."""
     if op.name == "conv_general_dilated" and groups_of(op) == (1, 1):
         specs = numbers_of(op).lhs_spec, numbers_of(op).rhs_spec
@@ -196,7 +197,7 @@ def _multiplied(op: Op, place: int) -> dict[int, int]:
     return dict(zip(contracted[place], contracted[1 - place], strict=True))
 
 
-def _is_symbolic(op: Op, is_fixed: Callable[[Value], bool]) -> bool:
+def is_symbolic(op: Op, is_fixed: Callable[[Value], bool]) -> bool:
     """Whether a product of zeros is zero whatever the other factor, as in JAX's own transposes."""
     value, other = op.operands[::-1] if is_fixed(op.operands[0]) else op.operands
     # Condition 3 of compute-added-rows.

@@ -3,6 +3,7 @@
 ===============  =====================================================
 `read_rows`      the rows of results that are read
 `added_rows`     what is made of rows that are added to zeros
+`added_points`   what is made of elements that are added to zeros
 `mapped_reads`   what is made of all rows of tables, then read
 `summed_rows`    rows that are added up, and then mapped
 `made_rows`      the rows of a stream, made in the step

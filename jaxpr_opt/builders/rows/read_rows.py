@@ -131,7 +131,7 @@ def _elements(
         made = dict[Value, jax.Array]()
         for op, parts in found.ops.items():
             operands = [
-                made[v] if v in made else _element(given[v], part, found.shape(v, part), at)
+                made[v] if v in made else element_of(given[v], part, found.shape(v, part), at)
                 for v, part in zip(op.operands, parts, strict=True)
             ]
             shape = found.shape(op.result, found.needed[op.result])
@@ -142,16 +142,25 @@ def _elements(
     window = tuple(numbers.offset_dims)
     to = [*(axis for axis in range(len(result.shape)) if axis not in window), *window]
     read = lax.transpose(read, [to.index(axis) for axis in range(len(to))])
-    if not fills(selection.op):
+    if mode_of(selection.op) == lax.GatherScatterMode.CLIP:
         return read
     inside = (
         lax.eq(at, places[axis].reshape(lead).astype(at.dtype)) for axis, at in columns.items()
     )
     there = lax.broadcast_in_dim(reduce(lax.bitwise_and, inside), read.shape, to[: len(lead)])
-    return lax.select(there, read, lax.full_like(read, fill_value_of(selection.op)))
+    return lax.select(there, read, _out_of_range(selection.op, read))
 
 
-def _element(
+def _out_of_range(gather: Op, read: jax.Array) -> jax.Array:
+    """What a gather gives for places out of range: a number; or, if it was promised that there are
+    none, what XLA reads, whose gradient is zero.
+    """
+    if fills(gather):
+        return lax.full_like(read, fill_value_of(gather))
+    return lax.stop_gradient(read)
+
+
+def element_of(
     array: jax.Array, part: AxesOfPart, shape: Sequence[int], at: dict[int, jax.Array]
 ) -> jax.Array:
     """The part of an array at one place."""
