@@ -54,6 +54,8 @@ Cost: two tables give the prices, one of other sources of a value (`suppliers`),
   differences and splines one level is stored (else 1.3 to 1.8 times as long).
 - Rows of few numbers (2 to 15) that are combined with one number a row (``o + t[:, None] * d``), or
   with other rows, are computed number by number: marched rays else took 1.7 times as long.
+- What is reversed, transposed or read with strides costs a look-up for each number of what it is
+  combined with, on JAX 0.10: gradients of ``c * x[::-1]`` in a batch else took 1.6 times as long.
 - Arrays that are put together (an index of a step and an outer array) are computed one by one.
 - A row of a table is read again if the readers have the table: an argument of the program, an array
   no larger than all rows together, or a buffer that the loop around writes to, and gets back by

@@ -1082,6 +1082,26 @@ def test_remainders(by, fires):
     assert len(scans(graph)[0].stacks) == (not fires)
 
 
+@pytest.mark.parametrize("fires", [True, False])
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda x: x[::-1], id="backwards"),
+        pytest.param(lambda x: x.T, id="transposed"),
+        pytest.param(lambda x: jnp.repeat(x[:, ::2], 2, 1), id="with strides"),
+    ],
+)
+def test_rows_in_another_order(read, fires):
+    """Cost: where all that is combined with them is computed number by number, they are stored."""
+
+    def loss(c, xs):
+        return jnp.sum(lax.scan(lambda c, x: (c * read(x) + c, None), c, xs)[0])
+
+    with using(CostModel().but(mixes_by_places=not fires)):
+        graph = alone(NARROW, jax.grad(loss), "f32[4,8,8]", "f32[9,8,8]", fires=fires)
+    assert len(scans(graph)[0].stacks) == (not fires)
+
+
 def test_read_more_often_than_made():
     """Cost: what is made once before a loop would be made again in each of its steps."""
 

@@ -6,7 +6,7 @@ op of no kind is stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 
@@ -19,7 +19,7 @@ from jaxpr_opt.analysis.steps.skips import find_skip
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.values.rounding import is_discontinuous, rounded
 from jaxpr_opt.analysis.windows.window_primitives import windows_read
-from jaxpr_opt.bridge.parameters import broadcast_dimensions_of
+from jaxpr_opt.bridge.parameters import broadcast_dimensions_of, permutation_of, strides_of
 from jaxpr_opt.cost.fusion import PUT_TOGETHER
 from jaxpr_opt.cost.model import CostModel, cost_model
 from jaxpr_opt.cost.ops import cost
@@ -46,6 +46,9 @@ class StepPrices:
     """How often each element of a value is computed, where its neighbours are read, too."""
     mixed: Set[Value]
     """What is put together of arrays, and combined with others of the kind in one residual."""
+    places: Mapping[Value, Value]
+    """What ops make that read in another order, and the largest array that is combined with it: all
+    of that is computed number by number."""
     long_rows: Set[Op]
     """What makes rows as long as a restored buffer, or is made of such rows in linear time."""
     windows: Mapping[Op, int]
@@ -71,6 +74,7 @@ def step_of(scan: Scan) -> StepPrices:
         spread=_spread(scan),
         times=times_read(scan),
         mixed=_mixed(scan) if cost_model().device.mixes_by_places else frozenset(),
+        places=_places(scan) if cost_model().device.mixes_by_places else {},
         long_rows=_long_rows(scan, whole),
         windows=_windows(scan) | {op: windows_read(op) for op in fetched},
         fetched=fetched,
@@ -101,6 +105,8 @@ def _fused(step: StepPrices, op: Op) -> float | None:
         return step.model.by_places(made)
     times = step.times.get(made, 1.0)
     is_alone = made in step.spread or times > 1
+    if made in step.places:
+        return times * step.model.by_places(step.places[made])
     seconds = (step.model.one_by_one if is_alone else step.model.elementwise)(made)
     return times * (seconds + step.model.slow(op))
 
@@ -264,6 +270,40 @@ def _mixed(scan: Scan) -> Set[Value]:
             parts[op.result] = set[Value]().union(*(parts.get(v, ()) for v in op.operands))
     made = (parts.get(value, frozenset()) for _, value in residuals(scan, nests=True))
     return set[Value]().union(*(each for each in made if len(each) > 1))
+
+
+def _places(scan: Scan) -> dict[Value, Value]:
+    """The largest array that is combined with each that an op makes by reading in another order, in
+    the step and where its rows are read.
+    """
+    found = [op.result for op in scan.body.ops if _is_in_another_order(op)]
+    stacks = {value: stack.result for stack, value in residuals(scan, nests=True) if found}
+    return {made: _largest([made, *_rows(stacks.get(made))]) for made in found}
+
+
+def _rows(stack: Value | None) -> Iterator[Value]:
+    return (row for _, row in (routes(stack, nests=True) or () if stack is not None else ()))
+
+
+def _largest(values: Sequence[Value]) -> Value:
+    """The largest of some arrays, what is made of them by basic arithmetic, and where they are
+    repeated.
+    """
+    pending, largest = [*values], values[0]
+    while pending:
+        for op in filter(is_arithmetic, pending.pop().users):
+            largest = max(largest, op.result, key=lambda value: value.size)
+            pending += op.results if is_broadcast(op) else ()
+    return largest
+
+
+def _is_in_another_order(op: Op) -> bool:
+    """Whether an op reads numbers that do not lie beside each other, or backwards."""
+    if op.name == "slice":
+        return not set(strides_of(op)) <= {1}
+    if op.name == "transpose":
+        return permutation_of(op)[-1] != len(op.result.shape) - 1
+    return op.name == "rev"
 
 
 def _long_rows(scan: Scan, whole: Set[Value]) -> Set[Op]:
