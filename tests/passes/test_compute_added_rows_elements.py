@@ -127,7 +127,7 @@ def read_as_a_whole(u, at, w):
         pytest.param(lambda u, at, w: lax.rev(added(u, at), (1,)).sum(0), id="turned round"),
         pytest.param(lambda u, at, w: added(u[:0], at[:0], (0, 32)).sum(1), id="of no elements"),
         pytest.param(
-            lambda u, at, w: (added(u, at) + added(2 * u, at[::-1])).sum(0), id="added twice"
+            lambda u, at, w: added(u, at).at[at[:, 0]].add(w[:5, :1]).sum(0), id="rows, too"
         ),
     ],
 )
@@ -149,6 +149,18 @@ def test_sums_over_all_elements():
     """(2) One number, of all that is added."""
     alone(ADDED, lambda u, at: added(u, at).sum(), "f32[5]", "i32[5,2]", fires=True)
     alone(ADDED, lambda u, at: added(u, at).sum(1), "f32[5]", "i32[5,2]", fires=True)
+
+
+def test_elements_that_are_added_twice():
+    """(1) One after the other, the second where the first may have been."""
+
+    def program(u, at):
+        numbers = lax.ScatterDimensionNumbers((), (0, 1), (0, 1))
+        c = lax.scatter_add(added(u, at), at[:4], u[:4] * 2, numbers, mode="fill")
+        return jnp.sum(c, 1)
+
+    graph = alone(ADDED, program, "f32[5]", "i32[5,2]", fires=True)
+    assert any(op.name == "concatenate" and op.result.shape == (9, 1, 1) for op in graph.walk())
 
 
 def test_windows_of_an_image_are_left():

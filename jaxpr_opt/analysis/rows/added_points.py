@@ -28,14 +28,18 @@ class AddedPoints:
     """Zeros to which elements are added, and the ops that need to compute what each contributes."""
 
     array: Value
-    link: Piece
-    points: int
-    """At how many places."""
+    links: tuple[Piece, ...]
+    """What adds elements."""
     ops: dict[Op, tuple[AxesOfPart, ...]]
     """In program order; for each operand, the axes along which one element is needed, with those of
     the array."""
     axes: dict[Value, AxesOfPart]
     """The same of the array, and of the results: what an axis has been summed up over is gone."""
+
+    @property
+    def points(self) -> int:
+        """At how many places."""
+        return sum(map(points_of, self.links))
 
     @property
     def dense(self) -> list[Value]:
@@ -90,11 +94,12 @@ def added_points(array: Value) -> AddedPoints | None:
     # Conditions 1, 3 of compute-added-rows.
     if not (chain.starts_at_zero and is_known and is_wide(array) and array.size):
         return None
-    (link, *more) = chain.links
-    axes = _axes(link.op) if isinstance(link, Piece) and not more else None
-    if axes is None:
+    links = tuple(link for link in chain.links if isinstance(link, Piece))
+    each = [_axes(link.op) for link in links]
+    axes = each[0] if each else None
+    # Condition 1 of compute-added-rows.
+    if axes is None or len(links) < len(chain.links) or any(other != axes for other in each):
         return None
-    assert isinstance(link, Piece)
     ops, known = dict[Op, tuple[AxesOfPart, ...]](), {array: axes}
     pending = Readers(array.region)
     pending.add(array)
@@ -107,8 +112,12 @@ def added_points(array: Value) -> AddedPoints | None:
         ops[op], known[op.result] = found
         if known[op.result]:
             pending.add(op.result)
-    points = prod(link.indices[0].shape[:-1])
-    return AddedPoints(array, link, points, ops, known) if ops else None
+    return AddedPoints(array, links, ops, known) if ops else None
+
+
+def points_of(link: Piece) -> int:
+    """At how many places a scatter adds elements."""
+    return prod(link.indices[0].shape[:-1])
 
 
 def _axes(scatter: Op) -> AxesOfPart | None:

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from jaxpr_opt.analysis.rows.added_points import AddedPoints
+from jaxpr_opt.analysis.rows.added_points import AddedPoints, points_of
+from jaxpr_opt.analysis.sparse.scatter_chains import Piece
 from jaxpr_opt.bridge.parameters import mode_of, numbers_of, of_shape
 from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.builders.rows.read_rows import element_of
@@ -21,15 +22,14 @@ from jaxpr_opt.ir.rewriter import Rewriter
 
 def compute_points(found: AddedPoints, rw: Rewriter) -> None:
     """Replace all that is made of the array, and read as a whole."""
-    link = found.link
+    added = [value for link in found.links for value in (link.indices[0], link.update)]
     for value in found.dense:
         leading = backward_slice([value], lambda v: v.op not in found.ops)
         ops = [op for op in found.ops if op in leading]
-        factors = dict.fromkeys(v for op in ops for v in op.operands if v not in found.axes)
-        code = partial(_contributions, found, value, ops, list(factors))
+        factors = list(dict.fromkeys(v for op in ops for v in op.operands if v not in found.axes))
+        code = partial(_contributions, found, value, ops, factors)
         assert value.op is not None
-        operands = link.indices[0], link.update, *factors
-        dense = rw.typed(code, value.aval, *operands, before=value.op)
+        dense = rw.typed(code, value.aval, *added, *factors, before=value.op)
         rw.replace(value, dense, lambda use: use.op not in found.ops)
     for op in reversed(found.ops):
         rw.erase(op)
@@ -40,25 +40,20 @@ def _contributions(
     value: Value,
     ops: Sequence[Op],
     factors: Sequence[Value],
-    index: jax.Array,
-    update: jax.Array,
     *arrays: jax.Array,
 ) -> jax.Array:
     """A value that is made of the array: the sum of what each element contributes."""
-    array, given = found.array, dict(zip(factors, arrays, strict=True))
-    flat, places = _places(found, index)
-    numbers = numbers_of(found.link.op)
-    kept = numbers.update_window_dims
-    lead = [axis for axis in range(update.ndim) if axis not in kept]
-    of_one = found.shape(array, found.axes[array])
-    added = lax.reshape(lax.transpose(update, [*lead, *kept]), (found.points, *of_one))
-    if mode_of(found.link.op) != lax.GatherScatterMode.CLIP:
-        inside = (lax.eq(at, places[axis].astype(at.dtype)) for axis, at in flat.items())
-        there = lax.broadcast_in_dim(reduce(lax.bitwise_and, inside), added.shape, (0,))
-        added = lax.select(there, added, lax.full_like(added, 0))
+    count = 2 * len(found.links)
+    given = dict(zip(factors, arrays[count:], strict=True))
+    pairs = zip(found.links, arrays[:count:2], arrays[1:count:2], strict=True)
+    each = [_elements(found, link, index, update) for link, index, update in pairs]
+    added = lax.concatenate([rows for rows, _ in each], 0)
+    places = {
+        axis: lax.concatenate([at[axis] for _, at in each], 0) for axis in found.axes[found.array]
+    }
 
     def contribution(at: dict[int, jax.Array], row: jax.Array) -> jax.Array:
-        made = {array: row}
+        made = {found.array: row}
         for op in ops:
             operands = [
                 made[v] if v in made else element_of(given[v], part, found.shape(v, part), at)
@@ -71,17 +66,29 @@ def _contributions(
     return _added(found, value, jax.vmap(contribution)(places, added), places)
 
 
-def _places(
-    found: AddedPoints, index: jax.Array
-) -> tuple[dict[int, jax.Array], dict[int, jax.Array]]:
-    """The places along each axis, and the nearest in range."""
-    numbers, shape, lead = numbers_of(found.link.op), found.array.shape, index.shape[:-1]
+def _elements(
+    found: AddedPoints, link: Piece, index: jax.Array, update: jax.Array
+) -> tuple[jax.Array, dict[int, jax.Array]]:
+    """The elements that a scatter adds, zeros for those that it drops; and their places in range,
+    along each axis.
+    """
+    array, numbers, lead = found.array, numbers_of(link.op), index.shape[:-1]
     columns = {axis: index[..., c] for c, axis in enumerate(numbers.scatter_dims_to_operand_dims)}
     batches = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     for axis, of_index in batches:
         columns[axis] = lax.broadcasted_iota(np.int32, lead, of_index)
-    flat = {axis: lax.reshape(at, (found.points,)) for axis, at in columns.items()}
-    return flat, {axis: in_range(at, shape[axis] - 1) for axis, at in flat.items()}
+    points = points_of(link)
+    flat = {axis: lax.reshape(at, (points,)) for axis, at in columns.items()}
+    places = {axis: in_range(at, array.shape[axis] - 1) for axis, at in flat.items()}
+    kept = numbers.update_window_dims
+    order = [*(axis for axis in range(update.ndim) if axis not in kept), *kept]
+    of_one = found.shape(array, found.axes[array])
+    added = lax.reshape(lax.transpose(update, order), (points, *of_one))
+    if mode_of(link.op) != lax.GatherScatterMode.CLIP:
+        inside = (lax.eq(at, places[axis].astype(at.dtype)) for axis, at in flat.items())
+        there = lax.broadcast_in_dim(reduce(lax.bitwise_and, inside), added.shape, (0,))
+        added = lax.select(there, added, lax.full_like(added, 0))
+    return added, places
 
 
 def _added(
