@@ -169,7 +169,7 @@ class Lowering:
         """Whether XLA makes one function of a loop where it is asked to."""
         return self.device.makes_functions
 
-    def is_one_function(self, scan: Scan, others: int = 0) -> bool:
+    def is_one_function(self, scan: Scan | While, others: int = 0) -> bool:
         """Whether a loop, and so many bytes more, are few numbers: it is compiled as one function,
         in which selects cost nothing.
         """

@@ -22,6 +22,7 @@ from jaxpr_opt.cost.questions.windows import WindowQuestions
 from jaxpr_opt.cost.reuse import is_view
 from jaxpr_opt.cost.windows import bytes_moved, numbers_converted, rows_apart, windows_apart
 from jaxpr_opt.cost.work import embedded
+from jaxpr_opt.ir.dataflow import inputs
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.traits import IN_PLACE, SCATTERING
 
@@ -40,7 +41,8 @@ class StartQuestions(WindowQuestions):
         number, with what of several windows is read for them; and products take longer.
         """
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
-        if any(op.name in SCATTERING and windows_apart(op) > 1 for op in ops):
+        written = [op for op in ops if op.name in SCATTERING and windows_apart(op) > 1]
+        if written:
             is_possible = self.makes_functions or self._makes_by_itself(ops)
         else:
             touched = sum(cost(op).bytes or 0 for op in ops)
@@ -62,9 +64,12 @@ class StartQuestions(WindowQuestions):
         starts = self.started(kernels(ops) + handed)
         seconds = self.moved(sum(map(bytes_moved, ops))) + sum(each for each in known if each < inf)
         summed = [op for op in ops if windows_apart(op) > 1 and any(map(embedded, op.results))]
+        if written and (few := self._kernels_in_a_row(loop, max(len(summed) - 1, 0))):
+            starts = self.device.kernel_in_a_row * few
         filled = self.moved(sum(op.result.nbytes for op in summed[1:]))
         apart = self.device.window_apart * number(sum(map(windows_apart, ops)))
         apart += self.device.row_apart * number(sum(map(rows_apart, ops)))
+        apart += self.moved(sum(op.operands[2].nbytes for op in written)) / 2
         saved = starts - apart - filled
         return saved >= self.device.noticed_starts * seconds
 
@@ -153,6 +158,22 @@ class StartQuestions(WindowQuestions):
         """Whether XLA makes one function of a loop, by itself or as it is asked to."""
         apart = (op.name in SCATTERING and windows_apart(op) > 1 for op in loop.walk())
         return self.is_worth_one_function(loop) or (self.makes_whole(loop) and not any(apart))
+
+    def _kernels_in_a_row(self, loop: Scan | While, joined: int) -> int:
+        """The kernels of a step, with those that read its rows and move its counter on, and copy
+        it, without so many that are joined with others, if they are started in a row, as few are,
+        and those of a loop over few bytes where XLA makes a function of such; 0 if they are not, or
+        if regions are inside.
+        """
+        body = loop.body
+        if any(op.regions for op in body.ops):
+            return 0
+        rows = len(loop.streams) + len(loop.stacks) if isinstance(loop, Scan) else 0
+        count = loops_started(body) - joined + rows + 2
+        handed = sum(value.nbytes for value in inputs(loop))
+        others = 2 * handed  # what is handed to the loop is also read, and handed on
+        is_small = not self.device.starts_each and self.is_one_function(loop, others)
+        return count if is_small or count <= self.device.few_kernels else 0
 
     def _started_in_a_row(self, region: Region) -> float:
         """Seconds to start the ops of a region; many are not started in a row."""
