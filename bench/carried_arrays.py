@@ -279,6 +279,13 @@ FAMILIES = [
         2048,
     ),
     Family(
+        "ratings of pairs",
+        chosen_rows.rated,
+        chosen_rows.rated_by_hand,
+        chosen_rows.ratings,
+        2048,
+    ),
+    Family(
         "losses of few steps",
         dropped_work.spotted,
         dropped_work.spotted_by_hand,

@@ -102,6 +102,7 @@ EXPECTED: dict[str, tuple[Powers, Powers]] = {
     "columns of a state": (COPIES, LINEAR),
     "rows of all pairs": (Powers(2, 1, 2), LINEAR),
     "rows of a kernel": (QUADRATIC, LINEAR),
+    "ratings of pairs": (Powers(2, 1, 2), LINEAR),
     "losses of few steps": (LINEAR, Powers(1, 1, 1, iteration=0)),
     "experts": (LINEAR, Powers(1, 1, 1, iteration=0)),
     "sent tokens": (QUADRATIC, LINEAR),

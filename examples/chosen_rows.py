@@ -1,7 +1,7 @@
-"""Loops that choose rows, one a step, of a matrix of all pairs that was computed before.
+"""Loops that choose rows, one a step, of a matrix of all pairs that was computed before; and pairs.
 
-Plain JAX makes the matrix, of which few rows are read, and its gradient one of zeros but for these
-rows. By hand each step computes its row.
+Plain JAX makes the matrix, of which few rows, or elements, are read, and its gradient one of zeros
+but for these. By hand each step computes its row, and each pair its element.
 
     cd examples; jaxpr-opt diff chosen_rows.py:farthest --args-from chosen_rows.py:arguments
 """
@@ -67,6 +67,23 @@ def _left(row: Row, count: int) -> jax.Array:
 
     init = jnp.zeros((count, RANK)), jnp.ones(count)
     return jnp.sum(lax.scan(step, init, jnp.arange(RANK))[0][1])
+
+
+def rated(users: jax.Array, items: jax.Array, pairs: jax.Array) -> jax.Array:
+    """How well some users like some items."""
+    return jnp.sum(jax.nn.sigmoid((users @ items.T)[pairs[:, 0], pairs[:, 1]]))
+
+
+def rated_by_hand(users: jax.Array, items: jax.Array, pairs: jax.Array) -> jax.Array:
+    """Each pair by itself."""
+    return jnp.sum(jax.nn.sigmoid(jnp.sum(users[pairs[:, 0]] * items[pairs[:, 1]], 1)))
+
+
+def ratings(size: int = 1024, width: int = 32) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As many users as items, and two ratings of each user."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    users, items = (jax.random.normal(key, (size, width)) for key in keys[:2])
+    return users, items, jax.random.randint(keys[2], (2 * size, 2), 0, size)
 
 
 def arguments(size: int = 1024, width: int = 8) -> tuple[jax.Array]:

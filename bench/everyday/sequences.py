@@ -307,7 +307,54 @@ def translated(weights: Any, source: Array, targets: Array) -> Array:
     return lax.scan(step, jnp.zeros((len(source), WIDTH)), targets)[1]
 
 
+def windowed(weights: Array, signal: Array) -> Array:
+    """A recurrent layer over windows of several channels, each in one row."""
+
+    def step(state: Array, start: Array) -> Any:
+        window = lax.dynamic_slice(signal, (start, 0), (16, signal.shape[1]))
+        state = jnp.tanh(weights @ window.reshape(-1) + state)
+        return state, state
+
+    return lax.scan(step, jnp.zeros(len(weights)), 2 * jnp.arange(100))[1]
+
+
+def echoed(weights: Array, signal: Array) -> Array:
+    """A layer over what a register held some steps before (next-generation reservoirs)."""
+
+    def step(register: Array, row: Array) -> Any:
+        register = jnp.roll(register, 1, axis=0).at[0].set(row)
+        features = register[::4].reshape(-1)
+        return register, jnp.tanh(weights @ features)
+
+    return lax.scan(step, jnp.zeros((64, signal.shape[1])), signal)[1]
+
+
+def sampled_anew(heads: dict[str, Array], words: Array, first: Array) -> Any:
+    """A layer of attention that computes all words so far in each step."""
+    past = jnp.tril(jnp.ones((40, 40), bool))
+
+    def step(text: Array, at: Array) -> Any:
+        x = words[text]
+        scores = jnp.where(past, (x @ heads["query"]) @ (x @ heads["key"]).T, -1e9)
+        x = x + jax.nn.softmax(scores) @ (x @ heads["value"])
+        scores = (x @ words.T)[at]
+        return text.at[at + 1].set(jnp.argmax(scores)), jnp.max(scores)
+
+    return lax.scan(step, jnp.full(40, first), jnp.arange(39))
+
+
 PROGRAMS: dict[str, Entry] = {
+    "windows in one row": entry(windowed, 0.1 * normal(16, 128), normal(220, 8)),
+    "heard again": entry(echoed, 0.1 * normal(8, 128), normal(200, 8)),
+    "sampled anew": forward(
+        sampled_anew,
+        {
+            name: 0.2 * normal(WIDTH, WIDTH, seed=i)
+            for i, name in enumerate(("query", "key", "value"))
+        },
+        normal(WORDS, WIDTH),
+        3,
+    ),
     "sampling": forward(sampling, HEADS, normal(WORDS, WIDTH), 0),
     "beam search": forward(beam_search, HEADS, normal(WORDS, WIDTH)),
     "scanned layers": entry(

@@ -434,7 +434,13 @@ def neighbours(rows: Array, values: Array, queries: Array) -> Array:
     return (weights * values[nearest]).sum(1) / weights.sum(1)
 
 
+def labelled(weights: Array, rows: Array, labels: Array) -> Array:
+    """The scores of the labels alone, of a product for all."""
+    return jnp.take_along_axis(rows @ weights, labels[:, None], axis=1)[:, 0]
+
+
 PROGRAMS: dict[str, Entry] = {
+    "labelled": entry(labelled, normal(32, 1000), normal(200, 32), below(1000, 200)),
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),
     "neighbours": entry(neighbours, normal(300, 3), normal(300), normal(20, 3, seed=1)),

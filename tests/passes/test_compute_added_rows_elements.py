@@ -163,6 +163,21 @@ def test_elements_that_are_added_twice():
     assert any(op.name == "concatenate" and op.result.shape == (9, 1, 1) for op in graph.walk())
 
 
+def test_elements_in_other_numbers():
+    """(1) The array is no zeros."""
+    numbers = lax.ScatterDimensionNumbers((), (0, 1), (0, 1))
+
+    def program(u, at, w):
+        return lax.scatter_add(w, at, u, numbers).sum(1)
+
+    def looped(u, at):
+        step = lambda c, row: (c.at[row[1][0], row[1][1]].add(row[0]), None)
+        return lax.scan(step, added(u, at), (u, at))[0].sum(1)
+
+    alone(ADDED, program, "f32[5]", "i32[5,2]", "f32[32,16]", fires=False)
+    alone(ADDED, looped, "f32[5]", "i32[5,2]", fires=False)
+
+
 def test_windows_of_an_image_are_left():
     """(2) Of a convolution."""
 
