@@ -5,7 +5,8 @@ No start is negative, so no ops normalise starts: a scan reads its rows in the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import jax
@@ -73,6 +74,34 @@ def in_range(places: jax.Array, last: int) -> jax.Array:
         places = lax.convert_element_type(places, np.int32)
     low, high = (np.asarray(n, places.dtype) for n in (0, last))
     return lax.convert_element_type(lax.clamp(low, places, high), np.int32)
+
+
+def places_in_range(
+    index: jax.Array,
+    axes: Sequence[int],
+    batches: Iterable[tuple[int, int]],
+    shape: Sequence[int],
+) -> tuple[dict[int, jax.Array], jax.Array]:
+    """The nearest places in an array of this shape to those that the index of a gather or a scatter
+    says, along each axis that it counts, and along those of a batch, with which of them were there.
+
+    Args:
+      index: of any shape; its last axis has a number for each of the axes.
+      axes: the axes of the array that these numbers are along.
+      batches: axes of the array, each with that axis of the index whose rows have a place each.
+      shape: of the array.
+
+    Returns:
+      Places along each axis, and whether all were in range, of the shape of the index without its
+      last axis.
+    """
+    lead = index.shape[:-1]
+    given = {axis: index[..., column] for column, axis in enumerate(axes)}
+    given |= {axis: lax.broadcasted_iota(np.int32, lead, of_index) for axis, of_index in batches}
+    places = {axis: in_range(at, shape[axis] - 1) for axis, at in given.items()}
+    alike = (lax.convert_element_type(places[axis], at.dtype) for axis, at in given.items())
+    inside = map(lax.eq, given.values(), alike)
+    return places, reduce(lax.bitwise_and, inside)
 
 
 def shifted(window: jax.Array, by: jax.Array, size: int, axis: int, number: Any) -> jax.Array:

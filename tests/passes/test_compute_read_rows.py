@@ -301,6 +301,7 @@ def test_elements_at_several_places():
         READ,
         program,
         *PLACED,
+        simplify=True,
         diff="""
               fn (x:f32[64,16], w:f32[16,32], at:i32[5,2]) {
             -   d:f32[64,32] = dot_general x w
@@ -316,9 +317,8 @@ def test_elements_at_several_places():
             +   b1:i32[5,1] = broadcast_in_dim 0
             +   c2:i32[5,2] = concatenate[dimension=1] b b1
             +   g1:f32[5,1,16] = gather[offset_dims=(1, 2), start_index_map=(0, 1), slice_sizes=(1, 16), mode=clip] x c2
-            +   b2:i32[5,1] = broadcast_in_dim 0
-            +   b3:i32[5,1] = broadcast_in_dim[dims=(0,)] c1
-            +   c3:i32[5,2] = concatenate[dimension=1] b2 b3
+            +   b2:i32[5,1] = broadcast_in_dim[dims=(0,)] c1
+            +   c3:i32[5,2] = concatenate[dimension=1] b1 b2
             +   g2:f32[5,16,1] = gather[offset_dims=(1, 2), start_index_map=(0, 1), slice_sizes=(16, 1), mode=clip] w c3
             +   d1:f32[5,1,1] = dot_general[contract=2x1, batch=0x0] g1 g2
             +   t1:f32[5,1,1] = tanh d1

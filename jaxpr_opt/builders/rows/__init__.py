@@ -2,6 +2,8 @@
 
 ===============  =====================================================
 `read_rows`      the rows of results that are read
+`read_points`    elements that are read at several places
+`points`         what ops make of one element, for several places at once
 `added_rows`     what is made of rows that are added to zeros
 `added_points`   what is made of elements that are added to zeros
 `mapped_reads`   what is made of all rows of tables, then read

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 
 import jax
-import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.rows.added_points import AddedPoints, points_of
 from jaxpr_opt.analysis.sparse.scatter_chains import Piece
-from jaxpr_opt.bridge.parameters import mode_of, numbers_of, of_shape
-from jaxpr_opt.bridge.slicing import in_range
-from jaxpr_opt.builders.rows.read_rows import element_of
-from jaxpr_opt.builders.same_op import bound
+from jaxpr_opt.bridge.parameters import mode_of, numbers_of
+from jaxpr_opt.bridge.slicing import places_in_range
+from jaxpr_opt.builders.rows.points import Places, evaluate_at
 from jaxpr_opt.ir.dataflow import backward_slice
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -52,16 +50,8 @@ def _contributions(
         axis: lax.concatenate([at[axis] for _, at in each], 0) for axis in found.axes[found.array]
     }
 
-    def contribution(at: dict[int, jax.Array], row: jax.Array) -> jax.Array:
-        made = {found.array: row}
-        for op in ops:
-            operands = [
-                made[v] if v in made else element_of(given[v], part, found.shape(v, part), at)
-                for v, part in zip(op.operands, found.ops[op], strict=True)
-            ]
-            params = of_shape(op, found.shape(op.result, found.axes[op.result]))
-            made[op.result] = bound(op, *operands, params=params)
-        return made[value]
+    def contribution(at: Places, row: jax.Array) -> jax.Array:
+        return evaluate_at(at, found, ops, found.axes, given, {found.array: row})[value]
 
     return _added(found, value, jax.vmap(contribution)(places, added), places)
 
@@ -72,21 +62,17 @@ def _elements(
     """The elements that a scatter adds, zeros for those that it drops; and their places in range,
     along each axis.
     """
-    array, numbers, lead = found.array, numbers_of(link.op), index.shape[:-1]
-    columns = {axis: index[..., c] for c, axis in enumerate(numbers.scatter_dims_to_operand_dims)}
+    array, numbers, points = found.array, numbers_of(link.op), points_of(link)
     batches = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    for axis, of_index in batches:
-        columns[axis] = lax.broadcasted_iota(np.int32, lead, of_index)
-    points = points_of(link)
-    flat = {axis: lax.reshape(at, (points,)) for axis, at in columns.items()}
-    places = {axis: in_range(at, array.shape[axis] - 1) for axis, at in flat.items()}
+    axes = numbers.scatter_dims_to_operand_dims
+    at, inside = places_in_range(index, axes, batches, array.shape)
+    places = {axis: lax.reshape(each, (points,)) for axis, each in at.items()}
     kept = numbers.update_window_dims
     order = [*(axis for axis in range(update.ndim) if axis not in kept), *kept]
     of_one = found.shape(array, found.axes[array])
     added = lax.reshape(lax.transpose(update, order), (points, *of_one))
     if mode_of(link.op) != lax.GatherScatterMode.CLIP:
-        inside = (lax.eq(at, places[axis].astype(at.dtype)) for axis, at in flat.items())
-        there = lax.broadcast_in_dim(reduce(lax.bitwise_and, inside), added.shape, (0,))
+        there = lax.broadcast_in_dim(lax.reshape(inside, (points,)), added.shape, (0,))
         added = lax.select(there, added, lax.full_like(added, 0))
     return added, places
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import partial
 
 import jax
-import numpy as np
 from jax import lax
 
 from jaxpr_opt.analysis.rows.read_rows import AxesOfPart, ReadRows
 from jaxpr_opt.analysis.rows.selections import Selection
 from jaxpr_opt.analysis.windows.access import access
-from jaxpr_opt.bridge.parameters import (
-    fill_value_of,
-    fills,
-    mode_of,
-    numbers_of,
-    of_shape,
-    slice_sizes_of,
-)
-from jaxpr_opt.bridge.slicing import in_range, read_window
-from jaxpr_opt.builders.same_op import bound, on_others
+from jaxpr_opt.bridge.parameters import mode_of, numbers_of, of_shape
+from jaxpr_opt.bridge.slicing import read_window
+from jaxpr_opt.builders.rows.read_points import compute_points
+from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -29,7 +22,7 @@ from jaxpr_opt.ir.rewriter import Rewriter
 def compute_rows(found: ReadRows, rw: Rewriter) -> Value:
     """What is read; the ops that computed all rows are then read by each other only."""
     if found.selection.points:
-        return _at_points(found, rw)
+        return compute_points(found, rw)
     made: dict[tuple[Value, frozenset[tuple[int, int]]], Value] = {}
 
     def part_of(value: Value, part: AxesOfPart) -> Value:
@@ -102,69 +95,3 @@ def _computed(
     """A part of what an op computes, from parts of its operands."""
     params = of_shape(op, found.shape(op.result, part))
     return on_others(op, operands, rw, before=found.selection.op, params=params)
-
-
-def _at_points(found: ReadRows, rw: Rewriter) -> Value:
-    """Elements at several places, each computed by itself."""
-    op, factors = found.selection.op, list(found.factors)
-    code = partial(_elements, found, factors)
-    return rw.typed(code, op.result.aval, *found.selection.indices, *factors, before=op)
-
-
-def _elements(
-    found: ReadRows, factors: Sequence[Value], index: jax.Array, *arrays: jax.Array
-) -> jax.Array:
-    selection, given = found.selection, dict(zip(factors, arrays, strict=True))
-    numbers, array, result = numbers_of(selection.op), selection.array, selection.op.result
-    lead = index.shape[:-1]
-    last = {axis: array.shape[axis] - 1 for axis in selection.sizes}
-    columns = {axis: index[..., c] for c, axis in enumerate(numbers.start_index_map)}
-    batches = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
-    for axis, of_index in batches:
-        columns[axis] = lax.broadcasted_iota(np.int32, lead, of_index)
-    places = {axis: in_range(at, last[axis]).reshape(-1) for axis, at in columns.items()}
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    sizes = enumerate(slice_sizes_of(selection.op))
-    kept = [n for axis, n in sizes if axis not in gone]
-
-    def element(at: dict[int, jax.Array]) -> jax.Array:
-        made = dict[Value, jax.Array]()
-        for op, parts in found.ops.items():
-            operands = [
-                made[v] if v in made else element_of(given[v], part, found.shape(v, part), at)
-                for v, part in zip(op.operands, parts, strict=True)
-            ]
-            shape = found.shape(op.result, found.needed[op.result])
-            made[op.result] = bound(op, *operands, params=of_shape(op, shape))
-        return lax.reshape(made[array], kept)
-
-    read = jax.vmap(element)(places).reshape(*lead, *kept)
-    window = tuple(numbers.offset_dims)
-    to = [*(axis for axis in range(len(result.shape)) if axis not in window), *window]
-    read = lax.transpose(read, [to.index(axis) for axis in range(len(to))])
-    if mode_of(selection.op) == lax.GatherScatterMode.CLIP:
-        return read
-    inside = (
-        lax.eq(at, places[axis].reshape(lead).astype(at.dtype)) for axis, at in columns.items()
-    )
-    there = lax.broadcast_in_dim(reduce(lax.bitwise_and, inside), read.shape, to[: len(lead)])
-    return lax.select(there, read, _out_of_range(selection.op, read))
-
-
-def _out_of_range(gather: Op, read: jax.Array) -> jax.Array:
-    """What a gather gives for places out of range: a number; or, if it was promised that there are
-    none, what XLA reads, whose gradient is zero.
-    """
-    if fills(gather):
-        return lax.full_like(read, fill_value_of(gather))
-    return lax.stop_gradient(read)
-
-
-def element_of(
-    array: jax.Array, part: AxesOfPart, shape: Sequence[int], at: dict[int, jax.Array]
-) -> jax.Array:
-    """The part of an array at one place."""
-    if not part:
-        return array
-    starts = [at[part[axis]] if axis in part else 0 for axis in range(array.ndim)]
-    return read_window(array, starts, shape)
