@@ -560,7 +560,7 @@ def test_gradients(push, outside):
 
 def test_a_register_is_stored_instead_of_what_is_made_of_it():
     """`narrow-residuals` knows what it costs."""
-    loss = autoregressive(last, lambda b: (b[::-1] * 2 + b).ravel())
+    loss = autoregressive(last, lambda b: (b * b * 2 + b).ravel())
     grad = jax.grad(loss)
     w, x = jnp.ones((64, 4)) / 64, jnp.ones((300, 4))
     assert_close(optimize(grad)(w, x), grad(w, x))

@@ -20,33 +20,37 @@ _SPREAD = VIEWING | {"dynamic_slice"}
 def uniform(value: Value) -> Any:
     """The number that all elements of a value are known to be; None if that is unknown.
 
-    Sees through broadcasts, slices and reshapes, through pads by the same number, through
+    Sees through broadcasts, slices and reshapes, through a pad by the same number, through
     conversions of integers, and signs.
     """
     changes: list[Op] = []
     while (op := value.op) is not None:
-        if op.name == "neg" or (op.name == "convert_element_type" and _is_of_integers(op)):
+        is_first_pad = op.name == "pad" and all(each.name != "pad" for each in changes)
+        is_converted = op.name == "convert_element_type" and _is_of_integers(op)
+        if op.name == "neg" or is_first_pad or is_converted:
             changes.append(op)
-        elif op.name == "pad":
-            if not _is_padded_alike(op):
-                return None
         elif op.name not in _SPREAD:
             return None
         value = op.operands[0]
     number = value.scalar if isinstance(value, Constant) else None
-    for op in reversed(changes) if number is not None else ():
-        numbers = np.asarray(number, op.operands[0].dtype)
-        is_negated = op.name == "neg"
-        made = np.negative(numbers) if is_negated else dtypes.converted(numbers, op.result.dtype)
-        number = made[()]
+    for op in reversed(changes):
+        number = None if number is None else _changed(number, op)
     return number
 
 
-def _is_padded_alike(pad: Op) -> bool:
-    """Whether a pad puts the same number around an array, bit for bit, that is everywhere in it."""
-    numbers = [uniform(v) for v in pad.operands]
-    bits = [np.asarray(n, pad.result.dtype).tobytes() for n in numbers if n is not None]
-    return len(bits) == len(numbers) and len(set(bits)) == 1
+def _changed(number: Any, op: Op) -> Any:
+    """What all elements are after an op: None if it pads by another number, bit for bit."""
+    if not isinstance(op.operands[0].dtype, np.dtype):
+        return None
+    numbers = np.asarray(number, op.operands[0].dtype)
+    if op.name == "pad":
+        filler = op.operands[1]
+        around = filler.scalar if isinstance(filler, Constant) else None
+        is_same = around is not None and numbers.dtype.type(around).tobytes() == numbers.tobytes()
+        return number if is_same else None
+    is_negated = op.name == "neg"
+    made = np.negative(numbers) if is_negated else dtypes.converted(numbers, op.result.dtype)
+    return made[()]
 
 
 def captured(array: Constant) -> np.ndarray[Any, Any] | None:
