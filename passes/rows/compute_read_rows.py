@@ -153,7 +153,7 @@ def _needs_most(reads: ReadRows) -> bool:
 def _seconds(reads: ReadRows) -> float:
     """Seconds to compute what is read, in all runs."""
     if reads.selection.points:
-        windows, rows = reads.windows.values(), reads.products_of_rows
+        windows, rows = reads.windows, reads.products_of_rows
         return cost_model().elements_computed(reads.parts, reads.runs, windows, rows)
     factors = sum(v.nbytes for v, part in reads.factors.items() if not part)
     return reads.runs * cost_model().rows_computed(reads.parts, factors)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from jaxpr_opt.analysis.rows.added_rows import is_symbolic, is_wide, multiplied
-from jaxpr_opt.analysis.rows.read_rows import AxesOfPart, makes_rows
+from jaxpr_opt.analysis.rows.added_rows import added_to_zeros, is_symbolic, multiplied
+from jaxpr_opt.analysis.rows.read_rows import AxesOfPart, makes_rows, windows_touched
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand, row_axis
-from jaxpr_opt.analysis.sparse.scatter_chains import Piece, added
+from jaxpr_opt.analysis.sparse.scatter_chains import Piece
 from jaxpr_opt.analysis.values.linearity import linear_operands
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost import limits
@@ -77,28 +77,19 @@ class AddedPoints:
             if part and value not in self.axes
         ]
         touched += [(value, self.axes[value]) for value in self.dense]
-        found = []
-        for value, part in touched:
-            nbytes = self.points * prod(self.shape(value, part)) * value.dtype.itemsize
-            beside = prod(value.shape[max(part) + 1 :]) if part else value.size
-            found.append((nbytes // max(beside * value.dtype.itemsize, 1), nbytes))
-        return found
+        return [windows_touched(v, part, self.shape(v, part), self.points) for v, part in touched]
 
 
 def added_points(array: Value) -> AddedPoints | None:
     """The elements of an array that is zero but for these, with all that is made of them; None if
     it is no such array, or read as a whole.
     """
-    chain = added(array)
-    is_known = is_sized(array.shape) and not is_sharded(array) and array.region is not None
-    # Conditions 1, 3 of compute-added-rows.
-    if not (chain.starts_at_zero and is_known and is_wide(array) and array.size):
-        return None
-    links = tuple(link for link in chain.links if isinstance(link, Piece))
+    chain = added_to_zeros(array)
+    links = tuple(link for link in chain if isinstance(link, Piece))
     each = [_axes(link.op) for link in links]
     axes = each[0] if each else None
     # Condition 1 of compute-added-rows.
-    if axes is None or len(links) < len(chain.links) or any(other != axes for other in each):
+    if axes is None or len(links) < len(chain) or any(other != axes for other in each):
         return None
     ops, known = dict[Op, tuple[AxesOfPart, ...]](), {array: axes}
     pending = Readers(array.region)

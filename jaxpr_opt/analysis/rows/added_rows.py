@@ -76,12 +76,8 @@ def added_rows(array: Value) -> AddedRows | None:
     """The rows of an array that is zero but for rows, with all that is made of them; None if it is
     no such array, or read as a whole.
     """
-    chain = added(array)
-    is_known = is_sized(array.shape) and not is_sharded(array) and array.region is not None
-    # Conditions 1, 3 of compute-added-rows.
-    if not (chain.starts_at_zero and is_known and is_wide(array) and array.size):
-        return None
-    counts = _counts(chain.links)
+    links = added_to_zeros(array)
+    counts = _counts(links) if links else {}
     if not counts:
         return None
     axis = min(counts, key=lambda a: counts[a] / array.shape[a])
@@ -98,11 +94,20 @@ def added_rows(array: Value) -> AddedRows | None:
         ops[op], axes[op.result] = rows
         if axes[op.result] is not None:
             pending.add(op.result)
-    return AddedRows(array, chain.links, counts[axis], ops, axes) if ops else None
+    return AddedRows(array, links, counts[axis], ops, axes) if ops else None
 
 
-def is_wide(array: Value) -> bool:
-    """Whether numbers are as large as those of float32."""
+def added_to_zeros(array: Value) -> tuple[Link, ...]:
+    """What adds to an array of zeros, first to last; none if it is no such array."""
+    chain = added(array)
+    is_known = is_sized(array.shape) and not is_sharded(array) and array.region is not None
+    # Conditions 1, 3 of compute-added-rows.
+    if not (chain.starts_at_zero and is_known and _is_wide(array) and array.size):
+        return ()
+    return tuple(chain.links)
+
+
+def _is_wide(array: Value) -> bool:
     return dtypes.is_inexact(array.dtype) and dtypes.has_common_range(array.dtype)
 
 

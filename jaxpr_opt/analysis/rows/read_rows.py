@@ -7,7 +7,7 @@ several places, also in loops after it was made: then an op is computed for each
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import prod
@@ -45,6 +45,17 @@ def makes_or_reads_rows(op: Op) -> bool:
 AxesOfPart = dict[int, int]
 """Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
 no axes: all of the array."""
+
+
+def windows_touched(
+    value: Value, part: AxesOfPart, shape: Sequence[int], times: int
+) -> tuple[int, int]:
+    """How many windows a part of a value, of this shape, is, at so many places, and how many bytes:
+    what lies behind the last axis of the part lies together.
+    """
+    beside = prod(value.shape[max(part) + 1 :]) if part else value.size
+    nbytes = times * prod(shape) * value.dtype.itemsize
+    return nbytes // max(beside * value.dtype.itemsize, 1), nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,17 +96,12 @@ class ReadRows:
         return {value: part for value, part in pairs if value.op not in self.ops}
 
     @property
-    def windows(self) -> dict[Value, tuple[int, int]]:
+    def windows(self) -> list[tuple[int, int]]:
         """How many windows are read of each factor, if elements are read at several places, and how
         many bytes of it.
         """
-        found = dict[Value, tuple[int, int]]()
-        for value, part in self.factors.items():
-            if part:
-                beside = prod(value.shape[max(part) + 1 :]) * value.dtype.itemsize
-                nbytes = self.runs * self._nbytes(value, part)
-                found[value] = nbytes // max(beside, 1), nbytes
-        return found
+        parts = ((value, part) for value, part in self.factors.items() if part)
+        return [windows_touched(v, part, self.shape(v, part), self.runs) for v, part in parts]
 
     @property
     def products_of_rows(self) -> set[Op]:
