@@ -145,6 +145,8 @@ class Device:
     """Seconds longer that a floating point operation of a product takes in such a function."""
     few_kernels: int = 0
     """How many kernels of a region are started in a row; of more, each waits for a thread."""
+    loop_kernels: int = 3
+    """Kernels of a loop itself: it counts, asks whether it goes on, reads and writes its rows."""
     kernel_in_a_row: float = 0.0
     """Seconds to start one of so few."""
     write_inside: float = 0.0

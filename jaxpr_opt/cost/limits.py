@@ -211,6 +211,3 @@ ARRAYS_OF_A_FUNCTION = 24
 compiles a loop that hands on 26 for 7 s instead of 0.8, one that hands on 61 for minutes, and one
 that reduces 40 for 4 s instead of 1.2; numbers take no longer.
 """
-
-LOOP_KERNELS = 3
-"""Kernels of a loop itself: it counts, asks whether it goes on, and reads and writes its rows."""

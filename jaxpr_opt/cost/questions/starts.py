@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from jaxpr_opt.cost import limits
 from jaxpr_opt.cost.functions import longer_one_by_one
 from jaxpr_opt.cost.fusion import (
     handed_on,
@@ -186,7 +185,7 @@ class StartQuestions(WindowQuestions):
         and what reads its rows are started in a row with few others.
         """
         count = loops_started(region)
-        few = count + limits.LOOP_KERNELS <= self.device.few_kernels
+        few = count + self.device.loop_kernels <= self.device.few_kernels
         return (self.device.kernel_in_a_row if few else self.device.kernel) * count
 
     def is_vector(self, count: int) -> bool:
