@@ -225,6 +225,18 @@ def test_left_alone(step, batch):
     alone(PASS, program, *given, fires=False)
 
 
+def test_a_write_after_the_next_is_of_a_row():
+    """(3) An element and the row that it is in do not coincide."""
+
+    def step(c, x, i, j):
+        c = lax.dynamic_update_slice(c, x[None, None], (i, j))
+        element = lax.dynamic_slice(c, (j, j), (1, 1))
+        c = lax.dynamic_update_slice(c, element, (i, j))
+        return lax.dynamic_update_slice(c, jnp.ones((1, 8)), (j, 0)), None
+
+    alone(PASS, scanned(step), "f32[40,8]", "f32[4]", "i32[4]", "i32[4]", fires=False)
+
+
 @pytest.mark.parametrize("step", [hands_on, given_back, of_points], ids=lambda step: step.__name__)
 def test_places_of_each_row(step):
     """(3) XLA reads and writes one row after the other."""
