@@ -139,6 +139,8 @@ class Device:
     function of a loop."""
     row_apart: float = 0.0
     """The same for a window of a gather at one number in each row of a batch."""
+    number_apart: float = 0.0
+    """Seconds longer that a number of such a gather takes than one that a loop has stacked."""
     one_by_one: float = 0.0
     """Seconds longer that a `tanh` of a number takes in such a function."""
     multiplied_inside: float = 0.0
@@ -228,6 +230,7 @@ CPU = Device(
     makes_functions=compat_devices.SAYS_WHAT_IS_MAIN,
     window_apart=4e-9,
     row_apart=1e-9,
+    number_apart=1e-9 if compat_devices.COMPILES_LOOPS_WHOLE else 5e-9,
     one_by_one=0.5e-9,
     multiplied_inside=0.08e-9,
     few_kernels=8,
@@ -261,6 +264,8 @@ CPU = Device(
   of a scatter takes 1.5 to 4.6 ns longer there, of a gather at rows and columns 1.5 to 1.9,
   of one in each row of a batch 0.2 to 1.  A product of 8 to 32 rows of 32 to 256 numbers with a
   vector: 0.02 to 0.1 ns longer for each of its operations.
+- A number of a row that each of a batch reads of its own table: 0.4 to 2.2 ns longer than one that
+  a loop has stacked, on JAX 0.10 1.6 to 16 (8 to 32 rows of 4 to 64).
 - Up to eight ops of a step start in 12 ns each, on JAX 0.12 all of a loop over few bytes: to write
   80 windows one by one took 1.25 to 1.5 times as long (0.6 where there are more, on JAX 0.10), 8 of
   64 numbers each 1.1 to 1.3 times.

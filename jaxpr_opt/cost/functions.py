@@ -4,7 +4,9 @@ function of a loop.  Figures of XLA:CPU, float32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import frexp
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -17,11 +19,15 @@ of a complex number: `exp` 6.4 ns instead of 0.4, `tanh` 8.1 instead of 0.3, `sq
 0.2, `log` 22 instead of 0.5."""
 
 SLOW = {
-    "acos": 2, "asin": 1, "atan": 1, "atan2": 2, "cbrt": 1, "cos": 1, "rem": 0.5, "sin": 1,
-    "tan": 2,
+    "acos": 2, "asin": 1, "atan": 1, "atan2": 2, "cbrt": 1, "cos": 1, "pow": 1, "rem": 0.5,
+    "sin": 1, "tan": 2,
 }  # fmt: skip
 """Functions that are computed number by number everywhere, and in how many times the time of
-`sin`; `rem` of floats, 2.5 to 13 ns, unless it is by a power of two."""
+`sin`; `rem` of floats, 2.5 to 13 ns, unless it is by a power of two; `pow`, 3.2 to 6 ns, unless XLA
+makes a root or products of it."""
+
+FEW_FACTORS = (-1, 0, 0.5, 1, 2, 3)
+"""Exponents of which XLA makes products, a quotient or a root: 0.2 to 0.4 ns."""
 
 ONE_BY_ONE = {
     "acosh": 5, "argmax": 2, "argmin": 2, "asinh": 7, "atan": 3, "atan2": 3, "atanh": 9, "erf": 1,
@@ -46,16 +52,29 @@ def slow_values(op: Op) -> float:
     """How many values of `sin` take as long as those of such a function; 0 of another op."""
     if op.name not in SLOW or not is_sized(op.result.shape):
         return 0
-    return 0 if op.name == "rem" and _is_quick(op) else SLOW[op.name] * op.result.size
+    is_quick = op.name in QUICK and QUICK[op.name](op, _known(op.operands[1]))
+    return 0 if is_quick else SLOW[op.name] * op.result.size
 
 
-def _is_quick(rem: Op) -> bool:
+def _truncates(rem: Op, by: Any) -> bool:
     """Whether it is of integers, or by a constant 1, 2, 4, ...: LLVM then truncates a quotient."""
     if not jnp.issubdtype(rem.result.dtype, jnp.floating):
         return True
-    by = _source(rem.operands[1])
-    known = by.scalar if isinstance(by, Constant) else None
-    return known is not None and abs(known) >= 1 and frexp(abs(float(known)))[0] == frexp(1.0)[0]
+    return by is not None and abs(by) >= 1 and frexp(abs(float(by)))[0] == frexp(1.0)[0]
+
+
+def _multiplies(_: Op, exponent: Any) -> bool:
+    return exponent in FEW_FACTORS
+
+
+QUICK: dict[str, Callable[[Op, Any], bool]] = {"pow": _multiplies, "rem": _truncates}
+"""Whether a slow function is not, by its second operand, if that is a known number."""
+
+
+def _known(value: Value) -> Any:
+    """The number that all elements of a value are, if it is known."""
+    source = _source(value)
+    return source.scalar if isinstance(source, Constant) else None
 
 
 def longer_one_by_one(op: Op) -> int:

@@ -17,7 +17,7 @@ from jaxpr_opt.cost.layouts import copies
 from jaxpr_opt.cost.lowering import Lowering
 from jaxpr_opt.cost.ops import Cost, cost, rows_multiplied
 from jaxpr_opt.cost.reuse import is_view
-from jaxpr_opt.cost.windows import bytes_handed_on, bytes_moved
+from jaxpr_opt.cost.windows import bytes_handed_on, bytes_moved, is_in_rows
 from jaxpr_opt.ir.graph import Op, Region, Scan, Value, While
 from jaxpr_opt.ir.nesting import is_in_a_loop
 from jaxpr_opt.ir.traits import TRANSCENDENTAL, dead_ops
@@ -89,6 +89,14 @@ class Prices(Lowering):
     def read_windows(self, nbytes: float, count: int) -> float:
         """Seconds to read so many bytes again, in so many windows that lie anywhere."""
         return self.device.cached / 2 * max(number(nbytes), count * self.device.line)
+
+    def read_again(self, read: Op, count: int) -> float:
+        """Seconds to read again so many windows that an op has read, fused with what reads them;
+        those of a batch, each in its row, are looked up number by number.
+        """
+        looked_up = sum(number(v.size) for v in read.results) if is_in_rows(read) else 0
+        nbytes = sum(v.nbytes for v in read.results)
+        return self.read_windows(nbytes, count) + self.device.number_apart * looked_up
 
     def marked(self, numbers: int, nbytes: float) -> float:
         """Seconds to write a number for each window into so many bytes of zeros, and to read it, if

@@ -73,8 +73,12 @@ def windows_apart(op: Op) -> int:
 
 def rows_apart(op: Op) -> int:
     """How many windows a gather reads, each in its row of a batch, at a place of one number."""
-    is_batched = op.name == "gather" and bool(numbers_of(op).operand_batching_dims)
-    return windows_of(op) if is_batched and not windows_apart(op) else 0
+    return windows_of(op) if is_in_rows(op) and not windows_apart(op) else 0
+
+
+def is_in_rows(op: Op) -> bool:
+    """Whether an op reads windows each in its row of a batch."""
+    return op.name == "gather" and bool(numbers_of(op).operand_batching_dims)
 
 
 def windows_of(op: Op) -> int:

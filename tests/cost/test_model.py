@@ -163,6 +163,29 @@ def test_remainders_are_computed_number_by_number(by, is_slow):
     assert model.slow(integers) == 0 < model.slow(unknown)
 
 
+@pytest.mark.parametrize("exponent", [1.7, -0.5, 0.5, 2.0, -1.0])
+def test_powers_are_computed_number_by_number(exponent):
+    """They took 1.25 to 1.4 times as long again, unless XLA multiplies or takes a root."""
+    (op,) = ops(lambda x: lax.pow(x, jnp.full(x.shape, exponent, "float32")), "f32[512]")[-1:]
+    assert op.name == "pow"
+    assert (CostModel().slow(op) > 0) == (exponent in {1.7, -0.5})
+    (unknown,) = ops(lax.pow, "f32[512]", "f32[512]")
+    assert CostModel().slow(unknown) == pytest.approx(512 * CPU.slow_function)
+
+
+def test_rows_of_a_batch_are_looked_up_number_by_number():
+    """Read again they took up to 1.6 times as long as stored."""
+    model = CostModel()
+
+    def read(function, *types):
+        (op,) = (op for op in ops(function, *types) if op.name == "gather")
+        return op
+
+    of_batch = read(jax.vmap(lambda x, i: x[i]), "f32[8,100,16]", "i32[8]")
+    of_one = read(lambda x, i: x[i], "f32[100,16]", "i32[8]")
+    assert model.read_again(of_one, 8) < model.stored(512) < model.read_again(of_batch, 8)
+
+
 def test_functions_in_one_function_of_a_loop():
     """They are computed where they are read; some one by one, with all that is fused with them."""
     model = CostModel()

@@ -574,6 +574,18 @@ def test_rows_that_are_gathered():
     alone(NARROW, gathered, *types, fires=True)
 
 
+def test_rows_that_a_batch_gathers():
+    """Cost: each of a table of its own, so that the place of each number is looked up."""
+
+    def program(tables, tokens, c, ct):
+        read = jax.vmap(lambda table, k: table[k])
+        h, rows = lax.scan(lambda c, k: (jnp.sin(c), read(tables, k)), c, tokens)
+        return h, lax.scan(lambda g, x: (g * x, None), ct, rows, reverse=True)[0]
+
+    types = "f32[4,9,32]", "i32[8,4]", "f32[4,32]", "f32[4,32]"
+    alone(NARROW, program, *types, fires=False)
+
+
 def test_elements_of_a_table():
     """Cost: a number is as quickly loaded as where it is read."""
 

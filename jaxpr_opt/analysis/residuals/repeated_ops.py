@@ -158,7 +158,7 @@ def _repeats_rows(value: Value, made: Value) -> bool:
 
 def _read_again(step: StepPrices, op: Op) -> float | None:
     count = step.windows.get(op)
-    return None if count is None else step.model.read_windows(_made(op), count)
+    return None if count is None else step.model.read_again(op, count)
 
 
 def _attention(step: StepPrices, op: Op) -> float | None:
