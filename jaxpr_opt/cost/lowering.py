@@ -67,10 +67,14 @@ class Lowering:
 
     def is_repeated(self, op: Op) -> bool:
         """Whether XLA may compute an op once for each fusion that reads it."""
-        if self.device.rounds_once and is_rounded(op):
+        if self.is_rounded_once(op):
             return False
         is_quick = self.device.fuses_functions and op.name in ONE_INSTRUCTION
         return is_quick or is_repeated(op)
+
+    def is_rounded_once(self, op: Op) -> bool:
+        """Whether an op is computed once, however many ops read it, as its numbers are rounded."""
+        return self.device.rounds_once and is_rounded(op)
 
     def is_made_once(self, op: Op) -> bool:
         """Whether XLA computes a cheap op by itself: something costly that is made of it meets it

@@ -71,7 +71,7 @@ Cost: two tables give the prices, one of other sources of a value (`suppliers`),
   of rows and columns is stored before it is repeated for each channel (0.6 times).
 - A carry that is the result of a transcendental function is stored rather than a value of the same
   size derived from it: XLA recomputes what it stores, and the function would run twice (0.77 of the
-  time).
+  time). Not so of bfloat16, of which XLA:CPU computes no function twice (1.13 times, JAX 0.12).
 - In the cache a product is as much work as the rest of a step. It is repeated for attention over a
   cache that the loop writes to only: `undo-carried-writes` restores each version of the cache for
   the readers, and a row of the product is as long as the cache, about the number of steps. What is

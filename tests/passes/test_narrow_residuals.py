@@ -811,6 +811,21 @@ def test_a_sine_that_is_carried(carried):
     assert [stack.value.op.name for stack in forward.stacks] == ["sin" if carried else "mul"]
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_what_xla_computes_once_anyway(dtype):
+    """Cost: it computes no function of bfloat16 again for what is made of it."""
+
+    def program(xs, ct):
+        def step(c, x):
+            t = jnp.tanh(c + x)
+            return t, t * t
+
+        h, r = lax.scan(step, ct, xs)
+        return h, lax.scan(lambda g, r: (g * r, None), ct, r, reverse=True)[0]
+
+    alone(NARROW, program, f"{dtype}[8,3]", f"{dtype}[3]", fires=dtype == "f32")
+
+
 def test_what_pays_together():
     """Of what four residuals are made, no smaller than one of them, one stack is left."""
 

@@ -22,6 +22,7 @@ from jaxpr_opt.analysis.residuals.cuts import (
 from jaxpr_opt.analysis.residuals.networks import price
 from jaxpr_opt.analysis.residuals.repeated_ops import StepPrices, repeated_seconds, step_of
 from jaxpr_opt.analysis.residuals.suppliers import stored_bytes
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.nesting import runs
 from jaxpr_opt.ir.traits import TRANSCENDENTAL
@@ -98,6 +99,9 @@ def cheapest_cut(scan: Scan, found: Sequence[Residual], prices: ResidualPrices) 
 
 
 def _transcendental_carries(scan: Scan) -> Set[Value]:
-    """Carries that are results of transcendental functions and are not stacked yet."""
+    """Carries that are results of transcendental functions and are not stacked yet, if XLA would
+    compute them again for what is made of them.
+    """
     nexts = {carry.next for carry in scan.carries}.difference(available(scan))
-    return {v for v in nexts if v.op is not None and v.op.name in TRANSCENDENTAL}
+    makers = {v: v.op for v in nexts if v.op is not None and v.op.name in TRANSCENDENTAL}
+    return {v for v, op in makers.items() if not cost_model().is_rounded_once(op)}
