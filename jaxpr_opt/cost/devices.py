@@ -113,6 +113,9 @@ class Device:
     jumps: bool = False
     """Whether a loop that makes an array, and writes a window of it, takes a jump for each element:
     then it computes no elements together."""
+    peels_ends: bool = False
+    """Whether such a loop computes the first and the last element apart, so that it takes no jump
+    for one beside them."""
     jumped: float = 0.0
     """Seconds longer that each number takes in a loop that takes a jump for it."""
     shifts: bool = False
@@ -222,6 +225,7 @@ CPU = Device(
     rounds_once=True,
     jumps=True,
     jumped=0.75e-9,
+    peels_ends=compat_devices.COMPILES_LOOPS_WHOLE,
     shifts=compat_devices.COMPILES_LOOPS_WHOLE,
     place=1e-9,
     mixes_by_places=not compat_devices.KEEPS_BARRIERS,

@@ -150,11 +150,12 @@ class Lowering:
             pending += [v for v in op.operands if len(v.uses) == 1]
         return False
 
-    def is_padded_one_by_one(self, row: int) -> bool:
+    def is_padded_one_by_one(self, row: int, fillers: int) -> bool:
         """Whether no elements of a row of so many are computed together if all but one are the
-        filler of a pad.
+        filler of a pad, so many of them between that and the nearer end.
         """
-        return self.device.jumps and row >= self.device.row
+        is_beside_end = fillers == 1 and self.device.peels_ends
+        return self.device.jumps and row >= self.device.row and not is_beside_end
 
     # -- loops
 

@@ -25,7 +25,8 @@ loads the number in any case. Sound when
 It fires in loops, on terms of sums.  Cost: none for rows of 16 numbers or more, which XLA computes
 together: sums of two to five terms take 0.11 to 0.4 times as long, the gradient of a stencil with
 fixed ends 0.5 to 0.9 times (400 to 40,000 numbers, matrices of 100 by 32 and 200 by 200; jax 0.10
-and 0.12).  Rows of 4 to 8 numbers take up to twice as long, pads along two axes up to four times.
+and 0.12).  Rows of 4 to 8 numbers take up to twice as long, pads along two axes up to four times;
+so do, on JAX 0.12, sums of which one number is beside the first or the last (1 to 5 times).
 It waits for the final phase: other passes know pads.
 """
 
@@ -68,7 +69,11 @@ class SelectPaddedNumbers(Pass[Match]):
         if value.shape[-1] != 1 or low < 1 or high < 1 or any(map(any, others)):  # (1)
             return
         is_term = all(user.name in ELEMENTWISE for user in op.result.users)
-        if is_term and is_in_a_loop(op) and cost_model().is_padded_one_by_one(shape[-1]):
+        if (
+            is_term
+            and is_in_a_loop(op)
+            and cost_model().is_padded_one_by_one(shape[-1], min(low, high))
+        ):
             says = f"one of {shape[-1]:,} numbers is chosen, not padded"
             yield Match(op, says, about=op.result)
 

@@ -15,7 +15,7 @@ from tests.loops import alone
 SELECT = SelectPaddedNumbers()
 
 
-MODEL = CostModel().but(row=2)
+MODEL = CostModel().but(row=2, peels_ends=False)
 """Programs here are small, and about what is done where it helps."""
 
 
@@ -180,6 +180,15 @@ def test_short_rows(n, fires):
     """The cost: XLA computes few together."""
     with using(CostModel()):
         alone(SELECT, added((3, n - 4, 0)), "f32[2,1]", f"f32[2,{n}]", fires=fires)
+
+
+@pytest.mark.parametrize("config", [(1, 30, 0), (30, 1, 0), (2, 30, 0)])
+@pytest.mark.parametrize("peels", [False, True])
+def test_a_number_beside_an_end(config, peels):
+    """The cost: JAX 0.12 computes the ends apart, and the rest together."""
+    with using(CostModel().but(peels_ends=peels)):
+        fires = min(config[:2]) > 1 or not peels
+        alone(SELECT, added(config), "f32[2,1]", f"f32[2,{1 + sum(config)}]", fires=fires)
 
 
 def test_what_is_no_term_of_a_sum():
