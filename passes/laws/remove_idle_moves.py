@@ -42,6 +42,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,
     broadcast_dimensions_of,
+    dimension_of,
     dimensions_of,
     is_in_order,
     is_resharded,
@@ -159,6 +160,18 @@ def sliced_before_spread(op: Op) -> Plainer | None:
     return Plainer(spread, (source,))
 
 
+def counted_once(op: Op) -> Plainer | None:
+    """An iota of several axes, which is that of one axis, repeated."""
+    shape, axis, dtype = op.result.shape, dimension_of(op), op.result.dtype
+    if sum(n != 1 for n in shape) < 2 or is_resharded(op) or not is_sized(shape):
+        return None
+
+    def spread() -> jax.Array:
+        return lax.broadcast_in_dim(lax.iota(dtype, shape[axis]), shape, (axis,))
+
+    return Plainer(spread, ())
+
+
 MARKERS = frozenset({"name", "stop_gradient"})
 
 LAWS: Laws = {
@@ -167,6 +180,7 @@ LAWS: Laws = {
     "copy": (first,),
     "dynamic_slice": (first,),
     "dynamic_update_slice": (overwritten,),
+    "iota": (counted_once,),
     "name": (first,),
     "pad": (unpadded,),
     "reduce_max": (first, of_single_rows),
@@ -181,6 +195,7 @@ LAWS: Laws = {
     ),
     "rev": (involution, written_backwards),
     "slice": (first, sliced_at_once, sliced_before_spread),
+    "split": (first,),
     "squeeze": (first, squeezed_back, spread_at_once, written_in_shape),
     "stop_gradient": (first,),
     "transpose": (first_if(keeps_axes), transposed_at_once, written_back),

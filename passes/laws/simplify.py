@@ -66,7 +66,7 @@ class Simplify(Pass[Identity]):
     primitives: ClassVar[frozenset[str]] = frozenset(LAWS)
 
     def find(self, op: Op) -> Iterator[Identity]:
-        if not op.result.uses:
+        if len(op.results) != 1 or not op.result.uses:
             return
         for law in self.laws[op.name]:
             known = law(op)

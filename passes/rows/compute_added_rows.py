@@ -95,9 +95,7 @@ class ComputeAddedRows(Pass[RowsInZeros]):
         if isinstance(found, AddedPoints):
             whole = model.repeated(found.ops) + model.moved(found.array.nbytes)
             rows = model.elements_computed(found.parts, found.points, found.windows, set())
-            made = (n for op, n in found.parts.items() if not model.is_made_where_read(op))
             is_longer = model.is_most(rows, whole)
-            is_longer |= any(model.is_most(found.points * n, 1) for n in made)
             return f"adding what each makes takes as long as all of {label}" if is_longer else None
         whole, rows = (model.rows_computed(dict.fromkeys(found.ops, n), 0) for n in (1.0, part))
         if not found.is_one_window and model.is_most(rows, whole):

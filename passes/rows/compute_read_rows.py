@@ -115,8 +115,6 @@ class ComputeReadRows(Pass[RowsOfAnArray]):
         size = sum(v.nbytes for v in match.arrays)
         if model.is_most(sum(each.read / each.selection.array.nbytes for each in reads), 1):
             return f"what is read is most of {array.label}"
-        if any(map(_needs_most, reads)):
-            return f"the places need most of what {array.label} is made of"
         for factor, copied, spared in (copy for each in reads for copy in each.copied()):
             if not model.may_be_copied(copied, factor.nbytes, spared):
                 return f"a part of {factor.label} would be copied"
@@ -141,13 +139,6 @@ class ComputeReadRows(Pass[RowsOfAnArray]):
             rw.erase(op)
         for op in match.ops:
             rw.erase(op)
-
-
-def _needs_most(reads: ReadRows) -> bool:
-    """Whether elements at several places need most of what an op makes, all together."""
-    model, runs = cost_model(), reads.runs if reads.selection.points else 0
-    made = (part for op, part in reads.parts.items() if not model.is_made_where_read(op))
-    return any(model.is_most(runs * part, 1) for part in made)
 
 
 def _seconds(reads: ReadRows) -> float:

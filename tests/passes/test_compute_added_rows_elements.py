@@ -8,9 +8,11 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis.rows.added_points import added_points
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.rows.compute_added_rows import ComputeAddedRows
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, traced
 from tests.loops import alone
 
 ADDED = ComputeAddedRows()
@@ -188,11 +190,31 @@ def test_windows_of_an_image_are_left():
     alone(ADDED, gradient(read), "f32[32,2,16]", "f32[6,2,3]", "i32[2,2]", fires=False)
 
 
-@pytest.mark.parametrize(("places", "because"), [(512, "as long as"), (2000, "most rows")])
-def test_many_elements_are_left_to_the_zeros(places, because):
+def test_many_elements_are_left_to_the_zeros():
     """No firing without gain."""
     program = gradient(READ["clamped"])
-    check_refuses(ADDED, program, *TYPES[:2], f"i32[{places},2]", because=because)
+    check_refuses(ADDED, program, *TYPES[:2], "i32[512,2]", because="as long as")
+    alone(ADDED, program, *TYPES[:2], "i32[2000,2]", fires=False)  # they are most of each product
+
+
+@pytest.mark.parametrize("is_diagonal", [False, True])
+def test_windows_of_factors_and_results(is_diagonal):
+    """Elements at places that go on one by one add one window of each factor to one of a result."""
+    read = lambda x, w, at: (x @ w)[jnp.arange(8) if is_diagonal else at, jnp.arange(8)]
+    program = traced(gradient(read), "f32[8,4]", "f32[4,8]", "i32[8]")
+    graph = import_jaxpr(program)
+    (array,) = (op.result for op in graph.walk() if op.name == "scatter-add")
+    counts = sorted(count for count, _ in added_points(array).windows)
+    assert counts == ([1, 1, 1, 1] if is_diagonal else [1, 1, 8, 8])
+
+
+def test_a_product_to_which_all_elements_add_is_computed_whole():
+    """(2) Each of 256 elements adds a row to `d`, which has 256: what is made of `d` stays."""
+    loss = lambda x, c, at: jnp.sum((x @ c @ x.T)[at, at])
+    shapes = "f32[256,16]", "f32[16,16]", "i32[256]"
+    graph = alone(ADDED, jax.grad(loss, (0, 1)), *shapes, fires=True)
+    products = [op.result.shape for op in graph.walk() if op.name == "dot_general"]
+    assert {(16, 16), (256, 16)} < {*products}
 
 
 def test_elements_on_devices():

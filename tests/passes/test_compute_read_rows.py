@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
+from jaxpr_opt.analysis.rows.read_rows import reads_of_rows
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.rows.compute_read_rows import ComputeReadRows
@@ -405,6 +406,64 @@ def test_what_is_read_at_once(at_once):
 def test_how_many_elements(places):
     """Few of them take less time than the whole."""
     alone(READ, rated, "f32[256,64]", "f32[64,256]", f"i32[{places},2]", fires=places == 64)
+
+
+def test_a_factor_that_all_places_need_is_computed_whole():
+    """(1) Each row of `d` is read once: it is no part of what is computed for a place."""
+    check_rewrite(
+        READ,
+        lambda x, c, at: (x @ c @ x.T)[at, at],
+        "f32[64,4]",
+        "f32[4,4]",
+        "i32[64]",
+        simplify=True,
+        diff="""
+          fn (x:f32[64,4], c:f32[4,4], at:i32[64]) {
+            d:f32[64,4] = dot_general x c
+        -   t:f32[4,64] = transpose x
+        -   d1:f32[64,64] = dot_general d t
+            l:bool[64] = lt at 0
+            a:i32[64] = add at 64
+            s:i32[64] = select_n l at a
+            b:i32[64,1] = broadcast_in_dim[dims=(0,)] s
+            c1:i32[64,2] = concatenate[dimension=1] b b
+        -   g:f32[64] = gather[collapsed_slice_dims=(0, 1), start_index_map=(0, 1), slice_sizes=(1, 1), mode=promise_in_bounds] d1 c1
+        +   s1:i32[64,1] = slice[:, :1] c1
+        +   s2:i32[64] = squeeze s1
+        +   s3:i32[64,1] = slice[:, 1:] c1
+        +   s4:i32[64] = squeeze s3
+        +   c2:i32[64] = clamp 0 s2 63
+        +   c3:i32[64] = clamp 0 s4 63
+        +   e:bool[64] = eq s2 c2
+        +   e1:bool[64] = eq s4 c3
+        +   a1:bool[64] = and e e1
+        +   b1:i32[64,1] = broadcast_in_dim[dims=(0,)] c3
+        +   b2:i32[64,1] = broadcast_in_dim 0
+        +   c4:i32[64,2] = concatenate[dimension=1] b1 b2
+        +   g1:f32[64,1,4] = gather[offset_dims=(1, 2), start_index_map=(0, 1), slice_sizes=(1, 4), mode=clip] x c4
+        +   t1:f32[64,4,1] = transpose[0, 2, 1] g1
+        +   b3:i32[64,1] = broadcast_in_dim[dims=(0,)] c2
+        +   c5:i32[64,2] = concatenate[dimension=1] b3 b2
+        +   g2:f32[64,1,4] = gather[offset_dims=(1, 2), start_index_map=(0, 1), slice_sizes=(1, 4), mode=clip] d c5
+        +   d2:f32[64,1,1] = dot_general[contract=2x1, batch=0x0] g2 t1
+        +   r:f32[64] = reshape d2
+        +   s5:f32[64] = stop_gradient r
+        +   s6:f32[64] = select_n a1 s5 r
+        -   return g
+        +   return s6
+          }
+        """,  # noqa: E501
+    )
+
+
+@pytest.mark.parametrize("is_diagonal", [False, True])
+def test_windows_of_factors(is_diagonal):
+    """Elements at places that go on one by one are made of one window of each factor."""
+    program = lambda x, w, at: (x @ w)[jnp.arange(8) if is_diagonal else at, jnp.arange(8)]
+    graph = import_jaxpr(traced(program, "f32[8,4]", "f32[4,8]", "i32[8]"))
+    (made,) = (op.result for op in graph.walk() if op.name == "dot_general")
+    (reads,) = reads_of_rows(made)
+    assert reads.windows == [(1 if is_diagonal else 8, 128), (1, 128)]
 
 
 def test_places_in_an_image_are_left():

@@ -175,7 +175,17 @@ def keep(w, ids):
     return jnp.resize(w, (9, M))
 
 
+def diagonal():
+    return jnp.arange(N)[:, None] == jnp.arange(N)
+
+
 SUMS = {
+    "a trace": lambda w, ids: jnp.where(diagonal(), w @ w.T, 0).sum(),
+    "a diagonal": lambda w, ids: jnp.where(diagonal(), w @ w.T, 0).sum(0),
+    "a diagonal of a product with an axis of one element": lambda w, ids: jnp.where(
+        diagonal(), lax.dot_general(w[:, None], w, (((2,), (1,)), ((), ()))).reshape(N, N), 0
+    ).sum(1),
+    "rows that are scaled": lambda w, ids: jnp.where(diagonal(), w[:, :1], 0) @ w,
     "rows added up": lambda w, ids: hot(ids).T @ keep(w, ids),
     "on the left": lambda w, ids: keep(w, ids).T @ hot(ids),
     "of another number": lambda w, ids: (2 * hot(ids)).T @ keep(w, ids),
@@ -431,6 +441,15 @@ def test_derivatives_of_sums(name):
     )
     plain = jax.grad(lambda w: jnp.sin(SUMS[name](w, IDS)).sum())
     np.testing.assert_allclose(optimize(plain)(w), plain(w), rtol=1e-5, atol=1e-6)
+
+
+def test_zeros_of_a_cotangent():
+    """(3) Those that a transposed select makes are symbolic; those of a mask are multiplied."""
+    x, w = jnp.ones((N, M)), jnp.arange(1.0, 25.0).reshape(N, M).at[3, 1].set(jnp.inf)
+    selected = lambda x: jnp.where(diagonal(), x @ w.T, 0).sum()
+    multiplied = lambda x: ((x @ w.T) * diagonal()).sum()
+    assert_same_bits(optimize(jax.grad(selected))(x), w)
+    assert_same_bits(optimize(jax.grad(multiplied))(x), jax.grad(multiplied)(x))
 
 
 def test_too_many_to_count(monkeypatch):

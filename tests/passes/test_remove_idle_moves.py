@@ -34,6 +34,7 @@ IDLE = [
     pytest.param(lambda x: lax.dynamic_slice(x, (1, 1), (2, 3)), id="clamped to everything"),
     pytest.param(lambda x: lax.pad(x, 0.0, [(0, 0, 0), (0, 0, 0)]), id="padded by nothing"),
     pytest.param(lambda x: lax.concatenate([x, jnp.zeros((0, 3))], 0), id="with an empty array"),
+    pytest.param(lambda x: lax.split(x, (3,), axis=1)[0], id="split into one part"),
     pytest.param(jnp.copy, id="copy"),
     pytest.param(lambda x: lax.squeeze(x[None], (0,)), id="axis added and taken away"),
     pytest.param(lambda x: lax.squeeze(lax.reshape(x, (2, 1, 3)), (1,)), id="reshaped, squeezed"),
@@ -103,6 +104,30 @@ def test_a_slice_of_copies():
           }
         """,
     )
+
+
+def test_numbers_of_one_axis():
+    """(1) They are counted once, and repeated."""
+    check_rewrite(
+        REMOVE,
+        lambda x: x + lax.broadcasted_iota("int32", (2, 1, 3), 2),
+        "i32[2,1,3]",
+        diff="""
+          fn (x:i32[2,1,3]) {
+        -   i:i32[2,1,3] = iota[dimension=2]
+        +   i1:i32[3] = iota
+        +   b:i32[2,1,3] = broadcast_in_dim i1
+        -   a:i32[2,1,3] = add x i
+        +   a:i32[2,1,3] = add x b
+            return a
+          }
+        """,
+    )
+
+
+def test_a_split_into_parts_stays():
+    """(1) No part is the whole."""
+    alone(REMOVE, lambda x: lax.split(x, (1, 2), axis=1), "f32[2,3]", fires=False)
 
 
 def test_names_of_integers_stay():

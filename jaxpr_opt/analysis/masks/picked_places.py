@@ -18,6 +18,7 @@ from jaxpr_opt.analysis.masks.picked_arrays import Factor, Picked, Place, Source
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.float_bounds import is_finite
 from jaxpr_opt.analysis.values.induction import affine
+from jaxpr_opt.analysis.values.linearity import is_transposed
 from jaxpr_opt.analysis.values.selected_cases import spread
 from jaxpr_opt.analysis.windows.coinciding import CLAMPS
 from jaxpr_opt.bridge import dtypes
@@ -49,7 +50,7 @@ def picked(array: Value) -> Picked | None:
 def product_of_factors(op: Op) -> tuple[Picked | None, tuple[int, ...]]:
     """What a product multiplies before it sums up, and its shape."""
     maps, shape = axes_multiplied(op)
-    return _product(op.operands, maps), shape
+    return _product(op, maps), shape
 
 
 def axes_multiplied(op: Op) -> tuple[list[dict[int, int]], tuple[int, ...]]:
@@ -66,10 +67,10 @@ def axes_multiplied(op: Op) -> tuple[list[dict[int, int]], tuple[int, ...]]:
     return maps, (*op.result.shape, *(op.operands[0].shape[d] for d in numbers[0][0]))
 
 
-def _product(factors: Sequence[Value], maps: Sequence[Mapping[int, int]]) -> Picked | None:
+def _product(op: Op, maps: Sequence[Mapping[int, int]]) -> Picked | None:
     """The product of two arrays with their axes moved, if one of them is picked."""
-    left, right = factors
-    sides = [picked(v) for v in factors]
+    left, right = op.operands
+    sides = [picked(v) for v in op.operands]
     moved = [
         None if side is None or side.elsewhere != 0 else side.moved(to)
         for side, to in zip(sides, maps, strict=True)
@@ -77,10 +78,21 @@ def _product(factors: Sequence[Value], maps: Sequence[Mapping[int, int]]) -> Pic
     one, two = moved
     if one is not None and two is not None and (both := merged(one, two)) is not None:
         return both
-    for side, other, to in ((one, right, maps[1]), (two, left, maps[0])):
+    for side, own, other, to in ((one, left, right, maps[1]), (two, right, left, maps[0])):
         if side is not None:
-            return times(side, other, to, leaks=may_be_infinite(other))
+            leaks = may_be_infinite(other) and not _is_cotangent(own, op)
+            return times(side, other, to, leaks=leaks)
     return None
+
+
+def _is_cotangent(array: Value, product: Op) -> bool:
+    """Whether an array is a cotangent in a transposed product, and its zeros those of a select."""
+    made = array.op
+    while made is not None and made.name in AXES_MOVED:
+        made = made.operands[0].op
+    # Condition 3 of read-one-hot-rows.
+    is_selected = made is not None and made.name == "select_n" and is_transposed(made)
+    return is_selected and is_transposed(product)
 
 
 def merged(one: Picked, two: Picked) -> Picked | None:
@@ -119,18 +131,21 @@ def times(
 
 def _factor(array: Value, to: Mapping[int, int], leaks: bool, negated: bool = False) -> Factor:
     root, axes = _laid(array)
-    long = tuple(to[d] for d, n in zip(axes, root.shape, strict=True) if n != 1)
-    return Factor(Source(root, long), leaks, negated)
+    return Factor(Source(root, tuple(to[d] for d in axes)), leaks, negated)
 
 
 def _laid(array: Value) -> tuple[Value, tuple[int, ...]]:
-    """The array that a value is a broadcast, or a transpose, of; and its axes."""
+    """The array that a value is a broadcast of, or has the axes of in another order or without such
+    of one element; and its axes that are longer.
+    """
     root, axes = spread(array)
-    if root.op is None or root.op.name != "transpose":
-        return root, axes
-    below, its = _laid(root.op.operands[0])
-    order = permutation_of(root.op)
-    return below, tuple(axes[order.index(d)] for d in its)
+    long = tuple(d for d, n in enumerate(root.shape) if n != 1)
+    if root.op is not None and root.op.name in _RELAID:
+        below, its = _laid(root.op.operands[0])
+        to = AXES_MOVED[root.op.name](root.op)
+        if to.keys() >= {*its}:
+            return below, tuple(axes[to[d]] for d in its)
+    return root, tuple(axes[d] for d in long)
 
 
 def may_be_infinite(array: Value) -> bool:
@@ -216,7 +231,7 @@ def _streamed(stacked: Picked | None, loop: Scan) -> Picked | None:
 
 def _multiplied(op: Op) -> Picked | None:
     same = [dict(enumerate(range(len(v.shape)))) for v in op.operands]
-    return _product(op.operands, same)
+    return _product(op, same)
 
 
 def _products(op: Op) -> Picked | None:
@@ -302,6 +317,8 @@ def _diagonal(table: Value) -> int | None:
     # Condition 1 of read-one-hot-rows.
     return offsets[0, 1] - offsets[1, 0] if offsets.keys() == {(1, 0), (0, 1)} else None
 
+
+_RELAID = AXES_MOVED.keys() - {"broadcast_in_dim"}
 
 _SHIFTING: Mapping[str, Callable[[int, int], int]] = {
     "add": operator.add,

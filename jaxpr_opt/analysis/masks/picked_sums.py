@@ -186,20 +186,23 @@ def _opened(found: PickedSum, op: Op) -> PickedSum | None:
         product, axes = factor.source.value.op, factor.source.axes
         if product is None or product.name != "dot_general" or factor.source.loop is not None:
             continue
-        is_small = len(axes) < len(product.result.shape) or found.picked.axes.isdisjoint(axes)
+        kept = product.result.shape
+        long = [d for d, n in enumerate(kept) if n != 1]
+        is_small = len(axes) < len(long) or found.picked.axes.isdisjoint(axes)
         is_small |= bool(factor.outside)
         if is_small or not numbers_of(product)[0][0] or _only_reader(product.result) is not op:
             continue
         if any(v.dtype != product.result.dtype for v in product.operands):
             continue
         maps, shape = axes_multiplied(product)
-        more = shape[len(axes) :]
+        more = shape[len(kept) :]
         new = range(len(found.shape), len(found.shape) + len(more))
-        to = dict(enumerate((*axes, *new)))
+        to = dict(zip(long, axes, strict=True)) | dict(enumerate(new, len(kept)))
         others = tuple(f for f in found.picked.factors if f is not factor)
         made = replace(found.picked, factors=others)
         for side, its in zip(product.operands, maps, strict=True):
-            made = _times_side(made, side, {d: to[at] for d, at in its.items()}, factor.leaks)
+            moved = {d: to[at] for d, at in its.items() if at in to}
+            made = _times_side(made, side, moved, factor.leaks)
         opened = (*found.opened, product)
         summed = found.summed.union(new)
         return PickedSum(made, (*found.shape, *more), summed, found.combine, opened)

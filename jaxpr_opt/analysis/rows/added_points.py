@@ -16,8 +16,10 @@ from jaxpr_opt.analysis.rows.read_rows import AxesOfPart, makes_rows, windows_to
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.sparse.scatter_chains import Piece
 from jaxpr_opt.analysis.values.linearity import linear_operands
+from jaxpr_opt.analysis.windows.consecutive import axes_of_runs
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import Readers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
@@ -54,18 +56,12 @@ class AddedPoints:
 
     def shape(self, value: Value, part: AxesOfPart) -> tuple[int, ...]:
         """The shape of what one element needs of a value."""
-        return tuple(1 if axis in part else n for axis, n in enumerate(value.shape))
+        return _shape(value, part)
 
     @property
     def parts(self) -> dict[Op, float]:
         """The part of what an op computes that it does for one element."""
-        found = dict[Op, float]()
-        for op, parts in self.ops.items():
-            factors = zip(op.operands, parts, strict=True)
-            shares = [prod(self.shape(v, part)) / max(v.size, 1) for v, part in factors]
-            made = prod(self.shape(op.result, self.axes[op.result])) / max(op.result.size, 1)
-            found[op] = min(made, *shares)
-        return found
+        return {op: _share(op, parts, self.axes[op.result]) for op, parts in self.ops.items()}
 
     @property
     def windows(self) -> list[tuple[int, int]]:
@@ -77,7 +73,9 @@ class AddedPoints:
             if part and value not in self.axes
         ]
         touched += [(value, self.axes[value]) for value in self.dense]
-        return [windows_touched(v, part, self.shape(v, part), self.points) for v, part in touched]
+        times, every = self.points, [axes_of_runs(link.op) for link in self.links]
+        at = frozenset.intersection(*every)
+        return [windows_touched(v, part, self.shape(v, part), times, at) for v, part in touched]
 
 
 def added_points(array: Value) -> AddedPoints | None:
@@ -92,11 +90,11 @@ def added_points(array: Value) -> AddedPoints | None:
     if axes is None or len(links) < len(chain) or any(other != axes for other in each):
         return None
     ops, known = dict[Op, tuple[AxesOfPart, ...]](), {array: axes}
-    pending = Readers(array.region)
+    points, pending = sum(map(points_of, links)), Readers(array.region)
     pending.add(array)
     for op in pending:
         found = _contributed(op, known) if len(ops) < limits.OPS_OF_ROWS else None
-        if found is None:
+        if found is None or _is_most(op, points * _share(op, *found)):
             if array in op.operands:
                 return None
             continue
@@ -109,6 +107,21 @@ def added_points(array: Value) -> AddedPoints | None:
 def points_of(link: Piece) -> int:
     """At how many places a scatter adds elements."""
     return prod(link.indices[0].shape[:-1])
+
+
+def _is_most(op: Op, part: float) -> bool:
+    """Whether an op makes most of its result anyway, all elements together."""
+    return cost_model().is_most(part, 1) and not cost_model().is_made_where_read(op)
+
+
+def _share(op: Op, parts: Sequence[AxesOfPart], to: AxesOfPart) -> float:
+    """The part of what an op computes that it does for one element."""
+    pairs = [*zip(op.operands, parts, strict=True), (op.result, to)]
+    return min(prod(_shape(value, part)) / max(value.size, 1) for value, part in pairs)
+
+
+def _shape(value: Value, part: AxesOfPart) -> tuple[int, ...]:
+    return tuple(1 if axis in part else n for axis, n in enumerate(value.shape))
 
 
 def _axes(scatter: Op) -> AxesOfPart | None:

@@ -14,7 +14,9 @@ from math import prod
 
 from jaxpr_opt.analysis.rows.row_axes import row_axis
 from jaxpr_opt.analysis.rows.selections import Selection, selection
+from jaxpr_opt.analysis.windows.consecutive import axes_of_runs
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.by_element import by_element
 from jaxpr_opt.ir.dataflow import Makers
 from jaxpr_opt.ir.devices import is_sharded
@@ -48,13 +50,16 @@ no axes: all of the array."""
 
 
 def windows_touched(
-    value: Value, part: AxesOfPart, shape: Sequence[int], times: int
+    value: Value, part: AxesOfPart, shape: Sequence[int], times: int, runs: Container[int]
 ) -> tuple[int, int]:
     """How many windows a part of a value, of this shape, is, at so many places, and how many bytes:
-    what lies behind the last axis of the part lies together.
+    what lies behind the last axis of the part lies together, and all of it if the places go on one
+    by one along its axes.
     """
     beside = prod(value.shape[max(part) + 1 :]) if part else value.size
     nbytes = times * prod(shape) * value.dtype.itemsize
+    if all(axis in runs for axis in part.values()):
+        return 1, nbytes
     return nbytes // max(beside * value.dtype.itemsize, 1), nbytes
 
 
@@ -100,8 +105,9 @@ class ReadRows:
         """How many windows are read of each factor, if elements are read at several places, and how
         many bytes of it.
         """
-        parts = ((value, part) for value, part in self.factors.items() if part)
-        return [windows_touched(v, part, self.shape(v, part), self.runs) for v, part in parts]
+        parts = [(value, part) for value, part in self.factors.items() if part]
+        times, at = self.runs, axes_of_runs(self.selection.op)
+        return [windows_touched(v, part, self.shape(v, part), times, at) for v, part in parts]
 
     @property
     def products_of_rows(self) -> set[Op]:
@@ -142,6 +148,7 @@ def reads_of_rows(array: Value) -> tuple[ReadRows, ...]:
             return ()
         found = [_read_rows(each, ops) for each in reads]
         lost = {op for _, reached in found for op in reached}
+        lost |= {op for each, _ in found for op in _needed_in_most(each)}
         if not lost:
             return tuple(each for each, _ in found)
         whole |= lost
@@ -168,6 +175,14 @@ def _read_by_rows(array: Value, whole: Container[Op]) -> tuple[set[Op], list[Sel
         for value in op.operands:
             pending.add(value)
     return ops, reads
+
+
+def _needed_in_most(reads: ReadRows) -> Iterator[Op]:
+    """The ops of which elements at several places need most of what they make, all together."""
+    model, runs = cost_model(), reads.runs if reads.selection.points else 0
+    for op, part in reads.parts.items():
+        if model.is_most(runs * part, 1) and not model.is_made_where_read(op):
+            yield op
 
 
 def _is_counted(reads: Selection) -> bool:

@@ -102,6 +102,20 @@ def consecutive(op: Op) -> Block | None:
     return Block(access, first, tuple(sorted(back)))
 
 
+def axes_of_runs(op: Op) -> frozenset[int]:
+    """The axes of its array along which the places of a gather or scatter go on one by one."""
+    (array, indices), numbers = op.operands[:2], numbers_of(op)
+    is_read = op.name == "gather"
+    axes = numbers.start_index_map if is_read else numbers.scatter_dims_to_operand_dims
+    found = set(numbers.operand_batching_dims)
+    for number, axis in enumerate(axes):
+        start = component(indices, number)
+        moves = start and _moves(start, indices.shape[:-1], 1, array.shape[axis])
+        if moves is not None and moves.along is not None:
+            found.add(axis)
+    return frozenset(found)
+
+
 def _has_function(op: Op) -> bool:
     return op.name == "scatter" and combiner_of(op) is not None
 
