@@ -205,7 +205,21 @@ def attended_pairs(weights: Any, nodes: Array, edges: Array) -> Array:
     return nodes
 
 
+def divergence(weights: Any, x: Array) -> Array:
+    """Of a flow: the trace of its Jacobian."""
+    up, down = weights
+    return jnp.trace(jax.jacfwd(lambda x: jnp.tanh(x @ up) @ down)(x))
+
+
+def laplacian(weights: Any, x: Array) -> Array:
+    """Of a network that solves an equation: the trace of its Hessian."""
+    up, down = weights
+    return jnp.trace(jax.hessian(lambda x: jnp.tanh(x @ up) @ down)(x))
+
+
 PROGRAMS: dict[str, Entry] = {
+    "divergence": entry(divergence, (0.1 * normal(400, 64), 0.1 * normal(64, 400)), normal(400)),
+    "laplacian": entry(laplacian, (0.1 * normal(400, 64), 0.1 * normal(64)), normal(400)),
     "plain layers": entry(plain_layers, LAYERS, normal(16, 32)),
     "checkpointed layers": entry(checkpointed_layers, LAYERS, normal(16, 32)),
     "attended pairs": entry(

@@ -434,12 +434,19 @@ def neighbours(rows: Array, values: Array, queries: Array) -> Array:
     return (weights * values[nearest]).sum(1) / weights.sum(1)
 
 
+def leverages(rows: Array, weights: Array) -> Array:
+    """Of the rows of a regression with weights: the diagonal of its hat matrix."""
+    weighted = rows.T @ jnp.diag(jax.nn.softplus(weights)) @ rows
+    return jnp.diag(rows @ jnp.linalg.inv(weighted + jnp.eye(rows.shape[1])) @ rows.T)
+
+
 def labelled(weights: Array, rows: Array, labels: Array) -> Array:
     """The scores of the labels alone, of a product for all."""
     return jnp.take_along_axis(rows @ weights, labels[:, None], axis=1)[:, 0]
 
 
 PROGRAMS: dict[str, Entry] = {
+    "leverages": entry(leverages, normal(400, 16), normal(400)),
     "labelled": entry(labelled, normal(32, 1000), normal(200, 32), below(1000, 200)),
     "greedy": forward(greedy, normal(200, 16), below(200, 100)),
     "spanning tree": forward(spanning_tree, below(200, 800, 2), normal(800)),

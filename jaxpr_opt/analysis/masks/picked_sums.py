@@ -41,8 +41,8 @@ class PickedSum:
 
     @property
     def windows(self) -> int:
-        """How many windows are read or written."""
-        read = self.picked.rows(self.picked.axes)
+        """How many windows are read or written: one, of rows that go on one by one."""
+        read = self.picked.rows(p.axis for p in self.picked.places if not p.is_counted)
         return prod(self.shape[d] for d in read) * (1 + bool(self._written))
 
     @property
