@@ -15,8 +15,9 @@ After::
     s = scatter-add z i y                 # likewise
 
 An embedding as a product, the weights of an expert, counts, means of clusters, pooling by a mask
-``segments[:, None] == jnp.arange(n)``; the tokens of experts, which ``tec,td->ecd`` dispatches. The
-product goes through all places for each row. Sound, up to rounding, when
+``segments[:, None] == jnp.arange(n)``; the tokens of experts, which ``tec,td->ecd`` dispatches; the
+trace of a product, ``jnp.diag(v) @ x``. The product goes through all places for each row. Sound, up
+to rounding, when
 
 1. what is summed up, reduced or multiplied is zero (or the neutral element) but for one place along
    some axes: where `eq` compares the places with a number, times factors; or it is a sum of such
@@ -24,9 +25,9 @@ product goes through all places for each row. Sound, up to rounding, when
    written;
 2. the neutral element is that of the reduction;
 3. numbers are real, so that zero times a number is zero, up to its sign, or NaN if that is not
-   finite: where such a number is elsewhere, the result is NaN; it was not multiplied where it was
-   chosen by a select. An infinite number at a place that comes several times in a row is multiplied
-   each time, and then added up;
+   finite: where such a number is elsewhere, the result is NaN. It was not multiplied where a select
+   chose it, and zeros that a transposed select makes of a cotangent are symbolic. An infinite
+   number at a place that comes several times in a row is multiplied each time, and then added up;
 4. nothing differentiates the result any more: zero times a cotangent that is not finite is NaN, and
    JAX's transpose of a read is a row;
 5. counts of numbers that are not finite fit into 32 bits.

@@ -26,7 +26,6 @@ from jaxpr_opt.bridge.parameters import (
     axes_of,
     mode_of,
     numbers_of,
-    permutation_of,
     slice_sizes_of,
 )
 from jaxpr_opt.ir.facts import remembered

@@ -110,7 +110,8 @@ def axes_of_runs(op: Op) -> frozenset[int]:
     found = set(numbers.operand_batching_dims)
     for number, axis in enumerate(axes):
         start = component(indices, number)
-        moves = start and _moves(start, indices.shape[:-1], 1, array.shape[axis])
+        lead, n = indices.shape[:-1], array.shape[axis]
+        moves = None if start is None else _moves(start, lead, 1, n)
         if moves is not None and moves.along is not None:
             found.add(axis)
     return frozenset(found)
