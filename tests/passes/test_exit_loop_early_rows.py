@@ -140,10 +140,11 @@ def test_few_rows_of_skipped_steps_are_made_all_at_once():
             +     yield carry(a, s, d)
             +   }
             +   m1:f32[3] = mul c3 2.0
-            +   i:i32[5,3] = iota
-            +   l1:bool[5,3] = lt i c2
-            +   b:f32[5,3] = broadcast_in_dim m1
-            +   s2:f32[5,3] = select_n l1 b c4
+            +   i:i32[5] = iota
+            +   b:i32[5,3] = broadcast_in_dim[dims=(0,)] i
+            +   l1:bool[5,3] = lt b c2
+            +   b1:f32[5,3] = broadcast_in_dim m1
+            +   s2:f32[5,3] = select_n l1 b1 c4
             -   return c1, ys
             +   return c3, s2
               }
@@ -201,11 +202,12 @@ def test_rows_of_skipped_steps_are_written_in_blocks():
             +   } do {
             +     m2:i32[] = min c3 3
             +     d:f32[2,3] = dynamic_slice c4 m2 0
-            +     i:i32[2,3] = iota
-            +     a:i32[2,3] = add i m2
+            +     i:i32[2] = iota
+            +     b:i32[2,3] = broadcast_in_dim[dims=(0,)] i
+            +     a:i32[2,3] = add b m2
             +     l1:bool[2,3] = lt a c2
-            +     b:f32[2,3] = broadcast_in_dim m1
-            +     s2:f32[2,3] = select_n l1 b d
+            +     b1:f32[2,3] = broadcast_in_dim m1
+            +     s2:f32[2,3] = select_n l1 b1 d
             +     d1:f32[5,3] = dynamic_update_slice c4 s2 m2 0
             +     a1:i32[] = add c3 2
             +     yield carry(a1, d1)

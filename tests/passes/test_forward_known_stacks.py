@@ -91,14 +91,14 @@ def test_a_counter():
         +     yield carry(a, a1)
             }
         +   b1:i32[4,2] = broadcast_in_dim -2
-        +   i:i32[4,2] = iota
-        +   m1:i32[4,2] = mul i -2
+        +   i:i32[4] = iota
+        +   b2:i32[4,2] = broadcast_in_dim[dims=(0,)] i
+        +   m1:i32[4,2] = mul b2 -2
         +   a2:i32[4,2] = add b1 m1
         +   c3:i32[4,2] = convert_element_type a2
-        +   b2:i32[4] = broadcast_in_dim 3
-        +   i1:i32[4] = iota
-        +   m2:i32[4] = mul i1 2
-        +   a3:i32[4] = add b2 m2
+        +   b3:i32[4] = broadcast_in_dim 3
+        +   m2:i32[4] = mul i 2
+        +   a3:i32[4] = add b3 m2
         +   c4:i32[4] = convert_element_type a3
         -   return c, c1, ys, ys1
         +   return c, c1, c4, c3

@@ -53,15 +53,16 @@ def test_rows_are_read_back():
         +   b3:i32[1,3,1] = broadcast_in_dim b1
         +   e:bool[3,3,1] = eq b2 b3
         +   r:bool[3,3] = reduce_and[axes=(2,)] e
-        +   i:i32[3,3] = iota[dimension=1]
-        +   b4:i32[3,3] = broadcast_in_dim 3
-        +   s1:i32[3,3] = select_n r b4 i
+        +   i:i32[3] = iota
+        +   b4:i32[3,3] = broadcast_in_dim i
+        +   b5:i32[3,3] = broadcast_in_dim 3
+        +   s1:i32[3,3] = select_n r b5 b4
         +   r1:i32[3] = reduce_min[axes=(1,)] s1
-        +   b5:u32[3,2] = broadcast_in_dim 0
-        +   b6:i32[3,1] = broadcast_in_dim[dims=(0,)] r1
-        +   s2:u32[3,2] = scatter[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=promise_in_bounds] b5 b6 rows
+        +   b6:u32[3,2] = broadcast_in_dim 0
+        +   b7:i32[3,1] = broadcast_in_dim[dims=(0,)] r1
+        +   s2:u32[3,2] = scatter[update_window_dims=(1,), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0,), mode=promise_in_bounds] b6 b7 rows
         -   g:u32[3,2] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 2), mode=promise_in_bounds] s b1
-        +   g:u32[3,2] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 2), mode=promise_in_bounds] s2 b6
+        +   g:u32[3,2] = gather[offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,), slice_sizes=(1, 2), mode=promise_in_bounds] s2 b7
             return g
           }
         """,

@@ -677,9 +677,10 @@ def test_what_is_made_of_constants_stays_beside_what_leaves():
             c:f32[3,3] = scan[8] carry(c=b) xs(x=xs) {
         -     s:f32[3,3] = sin w
               m:f32[3,3] = mul c s
-              i:i32[3,3] = iota
-              i1:i32[3,3] = iota[dimension=1]
-              e:bool[3,3] = eq i i1
+              i:i32[3] = iota
+              b:i32[3,3] = broadcast_in_dim[dims=(0,)] i
+              b1:i32[3,3] = broadcast_in_dim i
+              e:bool[3,3] = eq b b1
               c1:f32[3,3] = convert_element_type e
               m1:f32[3,3] = mul x c1
               a:f32[3,3] = add m m1

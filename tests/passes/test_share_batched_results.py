@@ -32,18 +32,19 @@ def test_a_factorization():
         simplify=True,
         diff="""
           fn (w:f32[16,16]) {
-        +   b3:f32[1,16,16] = broadcast_in_dim w
-        +   c1:f32[1,16,16] = cholesky b3
+        +   b5:f32[1,16,16] = broadcast_in_dim w
+        +   c1:f32[1,16,16] = cholesky b5
         -   b:f32[3,16,16] = broadcast_in_dim w
         +   b:f32[3,16,16] = broadcast_in_dim c1
         -   c:f32[3,16,16] = cholesky b
-            i:i32[16,16] = iota
-            i1:i32[16,16] = iota[dimension=1]
-            g:bool[16,16] = ge i i1
-            b1:bool[3,16,16] = broadcast_in_dim g
-            b2:f32[3,16,16] = broadcast_in_dim 0.0
-        -   s:f32[3,16,16] = select_n b1 b2 c
-        +   s:f32[3,16,16] = select_n b1 b2 b
+            i:i32[16] = iota
+            b1:i32[16,16] = broadcast_in_dim[dims=(0,)] i
+            b2:i32[16,16] = broadcast_in_dim i
+            g:bool[16,16] = ge b1 b2
+            b3:bool[3,16,16] = broadcast_in_dim g
+            b4:f32[3,16,16] = broadcast_in_dim 0.0
+        -   s:f32[3,16,16] = select_n b3 b4 c
+        +   s:f32[3,16,16] = select_n b3 b4 b
             return s
           }
         """,
