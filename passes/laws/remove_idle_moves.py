@@ -30,23 +30,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 from jax import lax
 
 from jaxpr_opt.analysis.sparse.moved_writes import spread_at_once, spread_before, written_back
 from jaxpr_opt.analysis.sparse.turned_windows import written_backwards
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
+from jaxpr_opt.analysis.values.copies import counted_once, sliced_before_spread
 from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.writes.reshaped_writes import written_in_shape
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import (
     axes_of,
-    broadcast_dimensions_of,
-    dimension_of,
     dimensions_of,
     is_in_order,
-    is_resharded,
-    limits_of,
     padding_of,
     permutation_of,
     starts_of,
@@ -138,38 +134,6 @@ def sliced_at_once(op: Op) -> Plainer | None:
     starts = [a + b for a, b in zip(starts_of(inner), starts_of(op), strict=True)]
     limits = [a + n for a, n in zip(starts, op.result.shape, strict=True)]
     return Plainer(lambda x: lax.slice(x, starts, limits), inner.operands)
-
-
-def sliced_before_spread(op: Op) -> Plainer | None:
-    """The law slice(broadcast(x)) = broadcast(slice(x)), along the axes that `x` has."""
-    inner, shape = op.operands[0].op, op.result.shape
-    if inner is None or inner.name != "broadcast_in_dim" or len(inner.operands) != 1:
-        return None
-    (source,), axes = inner.operands, broadcast_dimensions_of(inner)
-    if is_resharded(inner) or not is_sized(source.shape):
-        return None
-    windows = [(0, n, 1) for n in source.shape]
-    for own, axis in enumerate(axes):
-        if source.shape[own] == inner.result.shape[axis]:  # (1)
-            windows[own] = starts_of(op)[axis], limits_of(op)[axis], strides_of(op)[axis]
-    starts, limits, strides = zip(*windows, strict=True) if windows else ((), (), ())
-
-    def spread(x: jax.Array) -> jax.Array:
-        return lax.broadcast_in_dim(lax.slice(x, starts, limits, strides), shape, axes)
-
-    return Plainer(spread, (source,))
-
-
-def counted_once(op: Op) -> Plainer | None:
-    """An iota of several axes, which is that of one axis, repeated."""
-    shape, axis, dtype = op.result.shape, dimension_of(op), op.result.dtype
-    if sum(n != 1 for n in shape) < 2 or is_resharded(op) or not is_sized(shape):
-        return None
-
-    def spread() -> jax.Array:
-        return lax.broadcast_in_dim(lax.iota(dtype, shape[axis]), shape, (axis,))
-
-    return Plainer(spread, ())
 
 
 MARKERS = frozenset({"name", "stop_gradient"})

@@ -14,6 +14,7 @@
 `truths`                              what a truth value tells of those that it is made of
 `expressions`, `value_numbering`      equal expressions; all equal values of a program
 `handed_on`                           what a loop has computed before the step that computes it
+`copies`                              arrays that are the same along an axis
 `moves`                               reshapes and transpositions that take each other back
 `renaming`                            other names of a value
 `enclosing`                           the loop that an op is in, and later readers
