@@ -356,6 +356,31 @@ def test_sums_of_scatters_of_one_window(width, dtype):
     assert_close(ours, wanted)
 
 
+def of_few_ops(c, x):
+    return jnp.sin(c * 0.9 + x), c
+
+
+def of_a_loop(c, x):
+    return lax.scan(lambda z, _: (jnp.sin(z) * x, z), c, None, length=6)
+
+
+def of_a_product(c, x):
+    return jnp.sin(jnp.outer(c, x) @ x), c
+
+
+@lowers
+@pytest.mark.parametrize(
+    ("step", "size", "fires"),
+    [(of_few_ops, 8, False), (of_few_ops, 80, True), (of_a_loop, 8, True), (of_a_product, 6, True)],
+)
+def test_loops_of_few_bytes(step, size, fires):
+    """XLA makes a function of the first by itself: it counts more where products, or loops, are."""
+    given = jnp.ones(size), jnp.ones((20, size))
+    program = lambda c, xs: lax.scan(step, c, xs)
+    assert "call(" in jax.jit(program).lower(*given).compile().as_text() or fires
+    assert is_one_function(program, *given) == fires
+
+
 @lowers
 def test_products_of_vectors_and_of_tiny_matrices():
     """(1) XLA leaves them to no library."""

@@ -45,7 +45,7 @@ class StartQuestions(WindowQuestions):
             is_possible = self.makes_functions or self._makes_by_itself(ops)
         else:
             touched = sum(cost(op).bytes or 0 for op in ops)
-            is_possible = self.makes_functions and touched > self.device.few_bytes
+            is_possible = self.makes_functions and touched > self._few_bytes(loop)
         if not is_possible:
             return False
         regions = [region for op in loop.walk() for region in op.regions]
@@ -71,6 +71,13 @@ class StartQuestions(WindowQuestions):
         apart += self.moved(sum(op.operands[2].nbytes for op in written)) / 2
         saved = starts - apart - filled
         return saved >= self.device.noticed_starts * seconds
+
+    def _few_bytes(self, loop: Scan | While) -> int:
+        """Bytes that a loop touches, by our count, up to which XLA makes one function of it."""
+        counts_more = any(
+            op.regions or cost(op).products for region in loop.regions for op in region.ops
+        )
+        return self.device.surely_few_bytes if counts_more else self.device.few_bytes
 
     def is_read_one_by_one(self, row: Value, loop: Scan | While) -> bool:
         """Whether functions of the numbers of a row would be computed one by one because these lie
