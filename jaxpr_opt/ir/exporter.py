@@ -181,7 +181,7 @@ def _loop(op: Scan | While, env: Environment) -> Sequence[Any]:
 def _in_one_function(rule: Rule, op: Scan | While, env: Environment) -> Sequence[Any]:
     """A loop that XLA compiles as one function, which hands back all that it reads, but for what
     each step reads and overwrites: XLA ends the process where it finds that nothing reads an
-    argument.
+    argument.  What it hands back of a transposed array is read from then on.
     """
     # Condition 3 of compile-small-loops.
     regions = [op.body, *(region for each in op.body.walk() for region in each.regions)]
@@ -192,13 +192,24 @@ def _in_one_function(rule: Rule, op: Scan | While, env: Environment) -> Sequence
     given = (v for v in inputs(op) if not isinstance(v, Constant))
     read = list(dict.fromkeys((*given, *large)))
 
+    kept = [v for v in read if v not in overwritten]
+
     def run(*args: Any) -> list[Any]:
         inside = dict(zip(read, args, strict=True))
-        kept = [x for v, x in inside.items() if v not in overwritten]
-        return [*rule(op, inside), *kept]
+        return [*rule(op, inside), *(inside[v] for v in kept)]
 
     operands = [_read(env, v) for v in read]
-    return compat_lowering.in_one_function(run, operands)[: len(op.results)]
+    made = compat_lowering.in_one_function(run, operands)
+    results, back = made[: len(op.results)], made[len(op.results) :]
+    env.update((v, x) for v, x in zip(kept, back, strict=True) if _is_transposed(v))
+    return results
+
+
+def _is_transposed(value: Value) -> bool:
+    """Whether XLA would transpose an array for the function, and once more for what comes later,
+    unless that reads what the function hands back.
+    """
+    return value.op is not None and value.op.name == "transpose"
 
 
 def _scan(op: Scan, env: Environment) -> Sequence[Any]:

@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import jaxpr_opt
+from bench.limits import is_larger, temporary_bytes
 from jaxpr_opt.bridge import compat_devices
 from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.text import to_text
@@ -379,6 +380,24 @@ def test_loops_of_few_bytes(step, size, fires):
     program = lambda c, xs: lax.scan(step, c, xs)
     assert "call(" in jax.jit(program).lower(*given).compile().as_text() or fires
     assert is_one_function(program, *given) == fires
+
+
+@lowers
+def test_what_is_transposed_for_two_loops():
+    """The second reads what the first hands back: XLA would transpose it for each of them."""
+
+    def loss(xs):
+        def step(c, x):
+            d = x @ c * 0.1
+            return d / jnp.sqrt(d @ d + 1.0), d
+
+        return jnp.sum(lax.scan(step, jnp.ones(10), xs)[1] ** 2)
+
+    program, given = jax.vmap(jax.grad(loss)), jnp.ones((8, 20, 10, 10))
+    ours = jaxpr_opt.optimize(program)
+    assert is_one_function(program, given)
+    assert not is_larger(temporary_bytes(ours, given), temporary_bytes(program, given))
+    assert_close(ours(given), program(given))
 
 
 @lowers
