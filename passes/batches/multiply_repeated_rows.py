@@ -46,10 +46,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from jaxpr_opt.analysis.batches.merged_rows import MergedRows, merged_rows
 from jaxpr_opt.analysis.batches.repeated_parts import RepeatedParts, repeated_parts
 from jaxpr_opt.analysis.batches.summed_parts import SummedParts, summed_parts
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import is_resharded
+from jaxpr_opt.builders.batches.merged_rows import multiply_apart
 from jaxpr_opt.builders.batches.repeated_parts import multiply_sums, product_of_parts
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -71,8 +73,15 @@ class SummedRows(Match):
     found: SummedParts
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedAxes(Match):
+    """A product along an axis that is merged of some that repeat rows, or are summed up."""
+
+    found: MergedRows
+
+
 @dataclass(frozen=True)
-class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows]):
+class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows | MergedAxes]):
     """A product of repeated rows -> the product of one of them, repeated; a sum of products of rows
     -> the product of their sum.
     """
@@ -85,7 +94,7 @@ class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows]):
     def rounds(self) -> bool:
         return True
 
-    def find(self, op: Op) -> Iterator[RepeatedRows | SummedRows]:
+    def find(self, op: Op) -> Iterator[RepeatedRows | SummedRows | MergedAxes]:
         if not op.result.uses or is_resharded(op):  # (4)
             return
         repeated = repeated_parts(op)  # (1)
@@ -97,9 +106,16 @@ class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows]):
         summed = summed_parts(op)  # (3)
         if summed is not None:
             yield SummedRows(op, "rows are summed up, then multiplied", summed, about=op.result)
+        merged = merged_rows(op)  # (1, 3)
+        if merged is not None:
+            sizes = " x ".join(map(str, merged.sizes))
+            yield MergedAxes(op, f"rows are multiplied as {sizes}", merged, about=op.result)
 
-    def refuse(self, match: RepeatedRows | SummedRows) -> str | None:
+    def refuse(self, match: RepeatedRows | SummedRows | MergedAxes) -> str | None:
         model, found, product = cost_model(), match.found, match.op
+        if isinstance(found, MergedRows):
+            is_less = model.is_less_in_parts(product, found.multiplied, found.results, 0, 0)
+            return None if is_less else "multiplying all rows takes no longer"
         if isinstance(found, RepeatedParts):
             unmade, is_added = found.unjoined, found.is_summed and len(found.groups) > 1
         else:
@@ -115,9 +131,14 @@ class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows]):
             return "multiplying all rows takes no longer"
         return None
 
-    def rewrite(self, match: RepeatedRows | SummedRows, rw: Rewriter) -> None:
-        if isinstance(match, SummedRows):
-            multiply_sums(match.found, rw)
+    def rewrite(self, match: RepeatedRows | SummedRows | MergedAxes, rw: Rewriter) -> None:
+        found = match.found
+        if isinstance(found, SummedParts):
+            multiply_sums(found, rw)
             return
-        rw.replace(match.op.result, product_of_parts(match.found, rw))
+        if isinstance(found, MergedRows):
+            made = multiply_apart(found, rw)
+        else:
+            made = product_of_parts(found, rw)
+        rw.replace(match.op.result, made)
         rw.erase(match.op)

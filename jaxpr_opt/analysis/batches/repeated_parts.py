@@ -209,21 +209,29 @@ def is_same_axis(shape: Sequence[int], axis: int, other: Sequence[int], other_ax
     return before == after and shape[axis] == other[other_axis]
 
 
+def joined_parts(factor: Value, axis: int) -> Iterator[tuple[Value, tuple[int, ...]]]:
+    """The parts that are joined along an axis of a factor, and their shapes."""
+    return ((value, shape) for value, _, shape in _joined(factor, axis, factor.shape, []))
+
+
 def _spread(value: Value, shape: Sequence[int]) -> tuple[Value, tuple[int, ...]] | None:
     """What an array of such a shape repeats, and along which of its axes."""
     op = source_through(value, is_reshaping).op
-    if op is None or op.name not in {"broadcast_in_dim", "tile"}:
+    sizes = None if op is None else sizes_repeated(op)
+    if op is None or sizes is None:
         return None
-    source, sizes = op.operands[0], _sizes(op)
+    source = op.operands[0]
     axes = tuple(axis for axis in range(len(shape)) if aligned(shape, axis, sizes))
     kept = prod(n for axis, n in enumerate(shape) if axis not in axes)
     return (source, axes) if axes and source.size == kept else None
 
 
-def _sizes(op: Op) -> list[tuple[int, bool]]:
+def sizes_repeated(op: Op) -> list[tuple[int, bool]] | None:
     """The sizes of what an op repeats, of axes that are in order, and whether along each all is the
-    same.
+    same; None if it repeats nothing.
     """
+    if op.name not in {"broadcast_in_dim", "tile"} or len(op.operands) != 1:
+        return None
     (source,), shape = op.operands, op.result.shape
     if op.name == "tile":
         pairs = zip(repetitions_of(op), source.shape, strict=True)

@@ -136,14 +136,24 @@ def _pieces(
     return found
 
 
-def _sum(value: Value, shape: Sequence[int]) -> tuple[Value, tuple[int, ...]]:
-    """What is read of a part of such a shape, and along which of its axes that is summed up."""
+def only_sum(value: Value) -> list[tuple[int, bool]] | None:
+    """The sizes of an array that is read as a sum only, as that reads it, and whether it sums up
+    along each axis.
+    """
     readers = list(islice(_readers(value), 2))
     if len(readers) != 1 or readers[0][0].name != "reduce_sum":
-        return value, ()
+        return None
     ((op, read),) = readers
     gone = axes_of(op)
-    sizes = [(n, axis in gone) for axis, n in enumerate(read.shape)]
+    return [(n, axis in gone) for axis, n in enumerate(read.shape)]
+
+
+def _sum(value: Value, shape: Sequence[int]) -> tuple[Value, tuple[int, ...]]:
+    """What is read of a part of such a shape, and along which of its axes that is summed up."""
+    sizes = only_sum(value)
+    if sizes is None:
+        return value, ()
+    ((op, _),) = _readers(value)
     axes = tuple(axis for axis in range(len(shape)) if aligned(shape, axis, sizes))
     kept = prod(n for axis, n in enumerate(shape) if axis not in axes)
     return (op.result, axes) if axes and kept == op.result.size else (value, ())

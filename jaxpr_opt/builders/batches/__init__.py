@@ -7,5 +7,6 @@
 `batch_sums`                        sums over a batch, at once
 `sums_in_steps`                     sums over a batch, step by step
 `repeated_parts`                    products by parts of a factor
+`merged_rows`                       products along axes that are merged
 ==================================  ===============================
 """

@@ -1,0 +1,110 @@
+"""Products along an axis that is merged of several, of which one repeats rows, or is summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from jaxpr_opt.analysis.batches.repeated_parts import is_reshaping, joined_parts, sizes_repeated
+from jaxpr_opt.analysis.batches.summed_parts import only_sum
+from jaxpr_opt.analysis.rows.row_axes import axis_of_operand
+from jaxpr_opt.bridge.parameters import numbers_of
+from jaxpr_opt.ir.dataflow import source_through
+from jaxpr_opt.ir.devices import is_sharded
+from jaxpr_opt.ir.graph import Op, is_sized
+
+Sizes = Sequence[tuple[int, bool]]
+"""The sizes of axes in order, and whether all is the same along each, or summed up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedRows:
+    """A product of a factor with such an axis."""
+
+    product: Op
+    position: int
+    """Of the factor."""
+    axis: int
+    sizes: tuple[int, ...]
+    """Of the axes of which that is merged."""
+    share: float
+    """The part of the factor that repeats rows."""
+    times: int
+    """How often."""
+
+    @property
+    def partner(self) -> int | None:
+        """The axis of the other factor with which it is multiplied in pairs."""
+        pairs, mine = numbers_of(self.product)[0], self.position
+        return dict(zip(pairs[mine], pairs[1 - mine], strict=True)).get(self.axis)
+
+    @property
+    def multiplied(self) -> float:
+        """The part of all multiplications that is left if rows are not repeated."""
+        return 1 - self.share + self.share / self.times
+
+    @property
+    def results(self) -> list[int]:
+        """How many bytes each product makes."""
+        whole = self.product.result.nbytes
+        few = whole if self.partner is not None else whole // self.times
+        return [few] if self.share == 1 else [few, whole]
+
+
+def merged_rows(product: Op) -> MergedRows | None:
+    """An axis of a factor that is merged of some that repeat rows and others; None if none is."""
+    values = *product.operands, product.result
+    if any(is_sharded(v) or not is_sized(v.shape) or not v.size for v in values):
+        return None
+    return next(_repeated(product), None) or next(_summed(product), None)
+
+
+def _repeated(product: Op) -> Iterator[MergedRows]:
+    for position, factor in enumerate(product.operands):
+        batch = numbers_of(product)[1][position]
+        axes = [axis for axis in range(len(factor.shape)) if axis not in batch]
+        for joined in axes:
+            for value, shape in joined_parts(factor, joined):
+                made = source_through(value, is_reshaping).op
+                sizes = None if made is None else sizes_repeated(made)
+                # Condition 1 of multiply-repeated-rows.
+                for axis in axes if sizes is not None else ():
+                    found = None if axis == joined else _merged(shape, axis, sizes or ())
+                    if found is not None:
+                        share = shape[joined] / factor.shape[joined]
+                        yield MergedRows(product, position, axis, *found[:1], share, found[1])
+
+
+def _summed(product: Op) -> Iterator[MergedRows]:
+    """The same of a result that is read as a sum along one of the axes only."""
+    shape, sizes = product.result.shape, only_sum(product.result)
+    for axis in range(len(shape)) if sizes is not None else ():
+        found = _merged(shape, axis, sizes or ())
+        # Condition 3 of multiply-repeated-rows.
+        for position in range(2) if found is not None else ():
+            own = axis_of_operand(product, position, axis)
+            if own is not None and found is not None:
+                yield MergedRows(product, position, own, found[0], 1.0, found[1])
+
+
+def _merged(shape: Sequence[int], axis: int, sizes: Sizes) -> tuple[tuple[int, ...], int] | None:
+    """Of which sizes an axis of a shape is merged, if not all of them are marked alike; and the
+    product of those that are.
+    """
+    start, end, place = prod(shape[:axis]), prod(shape[: axis + 1]), 1
+    found: list[tuple[int, bool]] = []
+    for n, is_marked in sizes:
+        if n > 1 and start <= place < end:
+            if place != start * _length(found):
+                return None
+            found.append((n, is_marked))
+        place *= n
+    times = _length(each for each in found if each[1])
+    if _length(found) != shape[axis] or times in {1, shape[axis]}:
+        return None
+    return tuple(n for n, _ in found), times
+
+
+def _length(sizes: Iterable[tuple[int, bool]]) -> int:
+    return prod(n for n, _ in sizes)
