@@ -112,22 +112,12 @@ class MultiplyRepeatedRows(Pass[RepeatedRows | SummedRows | MergedAxes]):
             yield MergedAxes(op, f"rows are multiplied as {sizes}", merged, about=op.result)
 
     def refuse(self, match: RepeatedRows | SummedRows | MergedAxes) -> str | None:
-        model, found, product = cost_model(), match.found, match.op
-        if isinstance(found, MergedRows):
-            is_less = model.is_less_in_parts(product, found.multiplied, found.results, 0, 0)
-            return None if is_less else "multiplying all rows takes no longer"
-        if isinstance(found, RepeatedParts):
-            unmade, is_added = found.unjoined, found.is_summed and len(found.groups) > 1
-        else:
-            unmade, is_added = product.result.nbytes - max(found.results), False
-        dtype = product.result.dtype
-        if (is_added or found.sums) and not dtypes.is_widened("float32", dtype):  # (2)
+        found, product, dtype = match.found, match.op, match.op.result.dtype
+        is_added = found.is_added or found.summed > 0
+        if is_added and not dtypes.is_widened("float32", dtype):  # (2)
             return f"numbers of {dtype} would be rounded before they are added"
-        other = product.operands[
-            1 - found.position if isinstance(found, RepeatedParts) else found.position
-        ]
-        summed = found.sums * other.nbytes
-        if not model.is_less_in_parts(product, found.multiplied, found.results, summed, unmade):
+        how = found.multiplied, found.results, found.summed, found.unmade
+        if not cost_model().is_less_in_parts(product, *how):
             return "multiplying all rows takes no longer"
         return None
 

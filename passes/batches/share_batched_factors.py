@@ -12,8 +12,9 @@ After::
 `vmap` of a `cond` passes a copy of all weights to each row of the batch. Of a convolution it makes
 one in groups, with a part of the kernel for each row. Sound, up to rounding, when
 
-1. a factor is the same for all rows of a batch axis of the product; or a kernel consists of copies,
-   one for each group of features (`jaxpr_opt.analysis.batches.repeated`);
+1. a factor is the same for all rows of a batch axis of the product, or for so many at a time, as
+   where heads of queries share one of keys; or a kernel consists of copies, one for each group of
+   features (`jaxpr_opt.analysis.batches.repeated`);
 2. products are as precise in any shape: a GPU or TPU may multiply matrices of float32 with fewer
    bits, but not vectors;
 3. neither types nor the op say which device holds which rows.
@@ -33,8 +34,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jaxpr_opt.analysis.batches.repeated import copies, is_repeated
+from jaxpr_opt.analysis.batches.repeated import copies, times
 from jaxpr_opt.bridge.parameters import groups_of, is_resharded, numbers_of
+from jaxpr_opt.builders.batches.merged_rows import multiply_split
 from jaxpr_opt.builders.batches.shared_factors import product_of_shared
 from jaxpr_opt.builders.batches.shared_kernels import convolution_of_shared
 from jaxpr_opt.cost.model import cost_model
@@ -53,12 +55,19 @@ class SharedFactor(Match):
     """Of the factor."""
     number: int
     """Of the batch axis."""
+    times: int
+    """How often each row is there along that axis, one after the other."""
 
     @property
     def copies(self) -> int:
         """Bytes of all copies but one."""
-        factor, rows = self.op.operands[self.position], self.op.result.shape[self.number]
-        return int(factor.nbytes - factor.nbytes // rows)
+        factor = self.op.operands[self.position]
+        return int(factor.nbytes - factor.nbytes // self.times)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether there are several rows."""
+        return self.times < self.op.result.shape[self.number]
 
     @property
     def turned(self) -> int:
@@ -116,10 +125,12 @@ class ShareBatchedFactors(Pass[SharedFactor | SharedKernel]):
         _, batch = numbers_of(op)
         for position, factor in enumerate(op.operands):
             for number, axis in enumerate(batch[position]):
-                if factor.shape[axis] > 1 and is_repeated(factor, axis):  # (1)
+                rows = times(factor, axis)  # (1)
+                if rows > 1:
                     one = bytes_text(factor.nbytes // factor.shape[axis])
-                    says = f"all rows are multiplied by the same {one}, not a copy each"
-                    yield SharedFactor(op, says, position, number, about=factor)
+                    count = "all" if rows == factor.shape[axis] else f"each {rows}"
+                    says = f"{count} rows are multiplied by the same {one}, not a copy each"
+                    yield SharedFactor(op, says, position, number, rows, about=factor)
                     return
 
     def refuse(self, match: SharedFactor | SharedKernel) -> str | None:
@@ -136,6 +147,11 @@ class ShareBatchedFactors(Pass[SharedFactor | SharedKernel]):
     def rewrite(self, match: SharedFactor | SharedKernel, rw: Rewriter) -> None:
         if isinstance(match, SharedKernel):
             made = convolution_of_shared(match.op, rw)
+        elif match.is_part:
+            batch = numbers_of(match.op)[1]
+            axes = [of_factor[match.number] for of_factor in batch]
+            sizes = match.op.result.shape[match.number] // match.times, match.times
+            made = multiply_split(match.op, axes, sizes, rw)
         else:
             made = product_of_shared(match.op, match.position, match.number, rw)
         rw.replace(match.op.result, made)

@@ -90,7 +90,7 @@ HARMLESS: dict[str, dict[str, str]] = {
         "without: or not op.result.uses": "what nobody reads is removed",
     },
     "multiply_repeated_rows.MultiplyRepeatedRows.refuse": {
-        "without: and is_added or found.sums": _LESS,
+        "without: and is_added": _LESS,
     },
     "repeated_parts._read_part": {
         "without: or read is None": "what no op makes is read of no table",

@@ -32,6 +32,8 @@ class MergedRows:
     """The part of the factor that repeats rows."""
     times: int
     """How often."""
+    is_sum: bool = False
+    """Whether the result is summed up, not the factor repeated."""
 
     @property
     def partner(self) -> int | None:
@@ -50,6 +52,23 @@ class MergedRows:
         whole = self.product.result.nbytes
         few = whole if self.partner is not None else whole // self.times
         return [few] if self.share == 1 else [few, whole]
+
+    @property
+    def is_added(self) -> bool:
+        """Whether the product becomes the sum of several."""
+        return self.share < 1
+
+    @property
+    def summed(self) -> int:
+        """How many bytes are summed up first."""
+        position = self.position if self.is_sum else 1 - self.position
+        is_first = self.is_sum or self.partner is not None
+        return int(self.product.operands[position].nbytes) if is_first else 0
+
+    @property
+    def unmade(self) -> int:
+        """Bytes that are no longer made."""
+        return self.product.result.nbytes - self.results[0] if self.is_sum else 0
 
 
 def merged_rows(product: Op) -> MergedRows | None:
@@ -85,7 +104,7 @@ def _summed(product: Op) -> Iterator[MergedRows]:
         for position in range(2) if found is not None else ():
             own = axis_of_operand(product, position, axis)
             if own is not None and found is not None:
-                yield MergedRows(product, position, own, found[0], 1.0, found[1])
+                yield MergedRows(product, position, own, found[0], 1.0, found[1], is_sum=True)
 
 
 def _merged(shape: Sequence[int], axis: int, sizes: Sizes) -> tuple[tuple[int, ...], int] | None:

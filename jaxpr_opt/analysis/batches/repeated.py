@@ -37,6 +37,39 @@ def copies(value: Value, axis: int) -> int:
     return gcd(*(copies(v, a) for v, a in found if a is not None)) or 1
 
 
+@remembered
+def times(value: Value, axis: int) -> int:
+    """How often each row along an axis is known to be there, one after the other: each row is
+    computed from the same row of what repeats its rows so, and from what has no such axis.
+    """
+    op, rows = value.op, value.shape[axis]
+    if op is None or rows == 0 or is_repeated(value, axis):
+        return int(rows) if op is not None else 1
+    if op.name in ("reshape", "squeeze"):
+        return _of_merged(op, axis)
+    found = ((v, axis_of_operand(op, n, axis)) for n, v in enumerate(op.operands))
+    return gcd(*(times(v, a) for v, a in found if a is not None)) or 1
+
+
+def _of_merged(op: Op, axis: int) -> int:
+    """The same of the last axes of the operand of which an axis of the result is merged."""
+    (source,), rows, count = op.operands, op.result.shape[axis], 1
+    if op.name == "reshape" and not is_in_order(op):
+        return 1
+    after = prod(op.result.shape[axis + 1 :])
+    for own in reversed(range(len(source.shape))):
+        size = source.shape[own]
+        if prod(source.shape[own + 1 :]) != after or size == 1:
+            continue
+        if rows % size:
+            return count
+        known = times(source, own)
+        count, rows, after = count * known, rows // size, after * size
+        if known < size or rows == 1:
+            break
+    return count
+
+
 def _of_reshape(op: Op, axis: int) -> int:
     """The copies of the first axes of the operand that an axis of the result is made of."""
     (source,), rows, count = op.operands, op.result.shape[axis], 1

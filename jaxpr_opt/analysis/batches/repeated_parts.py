@@ -62,7 +62,12 @@ class RepeatedParts:
         return tuple(numbers_of(self.product)[0][self.position])
 
     @property
-    def unjoined(self) -> int:
+    def is_added(self) -> bool:
+        """Whether the product is the sum of several."""
+        return self.is_summed and len(self.groups) > 1
+
+    @property
+    def unmade(self) -> int:
         """Bytes that are no longer joined."""
         return sum(op.result.nbytes for op in self.joins if len(op.result.uses) == 1)
 
@@ -91,9 +96,10 @@ class RepeatedParts:
         ]
 
     @property
-    def sums(self) -> int:
-        """For how many groups the other factor is summed up first."""
-        return sum(bool({*each[0].repeated} & {*self.contracted}) for each in self.groups)
+    def summed(self) -> int:
+        """How many bytes of the other factor are summed up first, for all groups."""
+        sums = sum(bool({*each[0].repeated} & {*self.contracted}) for each in self.groups)
+        return int(sums * self.product.operands[1 - self.position].nbytes)
 
     @property
     def _length(self) -> int:

@@ -56,9 +56,20 @@ class SummedParts:
         return [int(self.product.result.nbytes * self._share(part)) for part in self.parts]
 
     @property
-    def sums(self) -> int:
-        """For how many parts the factor is summed up."""
-        return sum(bool(part.summed) for part in self.parts)
+    def is_added(self) -> bool:
+        """Whether the product is the sum of several."""
+        return False
+
+    @property
+    def summed(self) -> int:
+        """How many bytes of the factor are summed up, for all parts."""
+        sums = sum(bool(part.summed) for part in self.parts)
+        return int(sums * self.product.operands[self.position].nbytes)
+
+    @property
+    def unmade(self) -> int:
+        """Bytes that are no longer made."""
+        return int(self.product.result.nbytes - max(self.results))
 
     def _share(self, part: ReadPart) -> float:
         shape = self.product.result.shape
