@@ -35,7 +35,11 @@ from jax import lax
 from jaxpr_opt.analysis.sparse.moved_writes import spread_at_once, spread_before, written_back
 from jaxpr_opt.analysis.sparse.turned_windows import written_backwards
 from jaxpr_opt.analysis.values.algebra import Law, Laws, Plainer, involution
-from jaxpr_opt.analysis.values.copies import counted_once, sliced_before_spread
+from jaxpr_opt.analysis.values.copies import (
+    counted_once,
+    sliced_before_spread,
+    transposed_before_spread,
+)
 from jaxpr_opt.analysis.values.moves import keeps_order
 from jaxpr_opt.analysis.writes.reshaped_writes import written_in_shape
 from jaxpr_opt.bridge import dtypes
@@ -162,7 +166,12 @@ LAWS: Laws = {
     "split": (first,),
     "squeeze": (first, squeezed_back, spread_at_once, written_in_shape),
     "stop_gradient": (first,),
-    "transpose": (first_if(keeps_axes), transposed_at_once, written_back),
+    "transpose": (
+        first_if(keeps_axes),
+        transposed_at_once,
+        written_back,
+        transposed_before_spread,
+    ),
 }
 
 

@@ -61,9 +61,9 @@ def _of_merged(op: Op, axis: int) -> int:
         size = source.shape[own]
         if prod(source.shape[own + 1 :]) != after or size == 1:
             continue
-        if rows % size:
-            return count
         known = times(source, own)
+        if rows % size:
+            return count * (gcd(known, rows) if size % rows == 0 else 1)
         count, rows, after = count * known, rows // size, after * size
         if known < size or rows == 1:
             break

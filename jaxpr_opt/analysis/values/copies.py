@@ -9,8 +9,10 @@ from jaxpr_opt.analysis.values.algebra import Plainer
 from jaxpr_opt.bridge.parameters import (
     broadcast_dimensions_of,
     dimension_of,
+    is_in_order,
     is_resharded,
     limits_of,
+    permutation_of,
     starts_of,
     strides_of,
 )
@@ -36,6 +38,50 @@ def sliced_before_spread(op: Op) -> Plainer | None:
         return lax.broadcast_in_dim(lax.slice(x, starts, limits, strides), shape, axes)
 
     return Plainer(spread, (source,))
+
+
+def transposed_before_spread(op: Op) -> Plainer | None:
+    """The law transpose(broadcast(x)) = broadcast(transpose(x)), also where axes of the broadcast
+    are merged before.
+    """
+    order, made = permutation_of(op), op.operands[0].op
+    groups: list[tuple[int, ...]] | None = [(axis,) for axis in range(len(order))]
+    if made is not None and made.name == "reshape":
+        groups, made = _merged(made), made.operands[0].op
+    # Condition 1 of remove-idle-moves.
+    if groups is None or made is None:
+        return None
+    if made.name != "broadcast_in_dim" or len(made.operands) != 1 or is_resharded(made):
+        return None
+    (source,), dims = made.operands, list(broadcast_dimensions_of(made))
+    axes = [axis for at in order for axis in groups[at]]
+    # Condition 1 of remove-idle-moves.
+    if not is_sized(made.result.shape):
+        return None
+    kept = [axis for axis in axes if axis in dims]
+    turned, to = [dims.index(axis) for axis in kept], [axes.index(axis) for axis in kept]
+    whole, shape = [made.result.shape[axis] for axis in axes], op.result.shape
+
+    def spread(x: jax.Array) -> jax.Array:
+        return lax.reshape(lax.broadcast_in_dim(lax.transpose(x, turned), whole, to), shape)
+
+    return Plainer(spread, (source,))
+
+
+def _merged(reshape: Op) -> list[tuple[int, ...]] | None:
+    """Which axes of the operand each axis of a reshape is merged of; None if one is split."""
+    shape, found, at = reshape.operands[0].shape, list[tuple[int, ...]](), 0
+    if not (is_in_order(reshape) and is_sized(shape) and is_sized(reshape.result.shape)):
+        return None
+    for n in reshape.result.shape:
+        first, size = at, 1
+        while at < len(shape) and (size < n or (at == first and size == n == shape[at])):
+            size, at = size * shape[at], at + 1
+        # Condition 1 of remove-idle-moves.
+        if size != n:
+            return None
+        found.append(tuple(range(first, at)))
+    return found if at == len(shape) else None
 
 
 def counted_once(op: Op) -> Plainer | None:
