@@ -102,6 +102,50 @@ def test_a_gradient_of_what_is_repeated():
     )
 
 
+def test_rows_that_are_merged():
+    """(1) The axis is split where they repeat."""
+    check_rewrite(
+        ONCE,
+        lambda h, w: jnp.repeat(h, POSITIONS, axis=0) @ w,
+        "f32[16,32]",
+        "f32[32,32]",
+        simplify=True,
+        diff="""
+            fn (h:f32[16,32], w:f32[32,32]) {
+          +   d1:f32[16,32] = dot_general h w
+          -   b:f32[16,64,32] = broadcast_in_dim[dims=(0, 2)] h
+          +   b:f32[16,64,32] = broadcast_in_dim[dims=(0, 2)] d1
+              r:f32[1024,32] = reshape b
+          -   d:f32[1024,32] = dot_general r w
+          -   return d
+          +   return r
+            }
+        """,
+    )
+
+
+def test_a_sum_of_rows_that_are_merged():
+    """(3) The axis is split where they are summed up."""
+    check_rewrite(
+        ONCE,
+        lambda g, w: (g @ w).reshape(ROWS, POSITIONS, 32).sum(1),
+        "f32[1024,32]",
+        "f32[32,32]",
+        simplify=True,
+        diff="""
+            fn (g:f32[1024,32], w:f32[32,32]) {
+          -   d:f32[1024,32] = dot_general g w
+          -   r:f32[16,64,32] = reshape d
+          +   r:f32[16,64,32] = reshape g
+              r1:f32[16,32] = reduce_sum[axes=(1,)] r
+          +   d1:f32[16,32] = dot_general r1 w
+          -   return r1
+          +   return d1
+            }
+        """,
+    )
+
+
 def rng(*shape):
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
@@ -112,6 +156,18 @@ def pairs(h, w):
     return jnp.tanh(both.reshape(POSITIONS, POSITIONS, 2 * WIDE) @ w)
 
 
+def flat_pairs(h, w):
+    """The same, row below row."""
+    both = jnp.concatenate([jnp.repeat(h, POSITIONS, axis=0), jnp.tile(h, (POSITIONS, 1))], axis=1)
+    return jnp.tanh(both @ w).reshape(POSITIONS, POSITIONS, 8).sum(1)
+
+
+def tiled(h, e, w):
+    """A grid that all rows have, beside what each row has."""
+    rows = jnp.broadcast_to(h[:, None], (ROWS, POSITIONS, WIDE)).reshape(-1, WIDE)
+    return jnp.tanh(jnp.concatenate([rows, jnp.tile(e, (ROWS, 1))], axis=-1) @ w)
+
+
 def nested(h, w):
     inner = jnp.concatenate([jnp.broadcast_to(h[:1], h.shape), h], 1)
     return jnp.tanh(jnp.concatenate([h, inner, jnp.broadcast_to(h[1], h.shape)], 1) @ w)
@@ -119,6 +175,18 @@ def nested(h, w):
 
 PROGRAMS = {
     "pairs": (pairs, rng(POSITIONS, WIDE), rng(2 * WIDE, 8)),
+    "pairs below each other": (flat_pairs, rng(POSITIONS, WIDE), rng(2 * WIDE, 8)),
+    "tiled": (tiled, rng(ROWS, WIDE), rng(POSITIONS, WIDE), rng(2 * WIDE, WIDE)),
+    "merged, the matrix first": (
+        lambda h, w: jnp.tanh(lax.dot_general(w, jnp.repeat(h, 64, axis=0), COLUMNS)),
+        rng(16, WIDE),
+        rng(WIDE, 256),
+    ),
+    "merged in a batch": (
+        lambda h, w: jnp.tanh(jnp.einsum("bpk,bkn->bpn", jnp.repeat(h, 64, axis=1), w)),
+        rng(3, 4, WIDE),
+        rng(3, WIDE, 64),
+    ),
     "the matrix first": (
         lambda h, w: jnp.tanh(lax.dot_general(w, jnp.broadcast_to(h, (256, WIDE)), COLUMNS)),
         rng(WIDE),
@@ -251,6 +319,16 @@ def test_a_part_that_is_reshaped():
             ["f32[4]", "f32[4,3]"],
             "multiplying all rows takes no longer",
         ),
+        "few of several": (
+            lambda h, w: jnp.repeat(h, 2, axis=0) @ w,
+            ["f32[3,4]", "f32[4,3]"],
+            "multiplying all rows takes no longer",
+        ),
+        "merged sums rounded": (
+            lambda g, w: lax.reduce_sum((g @ w).reshape(64, 64, 32), axes=(1,)),
+            ["bf16[4096,32]", "bf16[32,32]"],
+            "bfloat16 would be rounded before they are added",  # (2)
+        ),
     }.values(),
 )
 def test_what_is_refused(program, shapes, because):
@@ -263,6 +341,14 @@ def test_what_is_refused(program, shapes, because):
         "in pairs": (  # (1)
             lambda h, w: jnp.broadcast_to(h, (256, 64, 32)) @ w,
             ["f32[64,32]", "f32[256,32,64]"],
+        ),
+        "merged in another order": (  # (1)
+            lambda h, w: lax.reshape(jnp.broadcast_to(h, (64, 16, 32)), (1024, 32), (1, 2, 0)) @ w,
+            ["f32[16,32]", "f32[32,32]"],
+        ),
+        "merged with what is multiplied": (  # (1)
+            lambda h, w: jnp.broadcast_to(h[:, None], (16, 64, 32)).reshape(16, -1) @ w,
+            ["f32[16,32]", "f32[2048,32]"],
         ),
         "of both factors": (  # (3)
             lambda g, w: (g @ w).sum((0, 1)),

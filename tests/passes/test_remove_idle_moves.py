@@ -106,6 +106,50 @@ def test_a_slice_of_copies():
     )
 
 
+def test_a_transpose_of_copies():
+    """(1) What is repeated is transposed before, also where axes are merged in between."""
+    check_rewrite(
+        REMOVE,
+        lambda x: jnp.repeat(x, 4, axis=1).transpose(1, 2, 0),
+        "f32[2,3,5]",
+        diff="""
+            fn (x:f32[2,3,5]) {
+              b:f32[2,3,4,5] = broadcast_in_dim[dims=(0, 1, 3)] x
+              r:f32[2,12,5] = reshape b
+          -   t:f32[12,5,2] = transpose[1, 2, 0] r
+          +   t1:f32[3,5,2] = transpose[1, 2, 0] x
+          +   b1:f32[3,4,5,2] = broadcast_in_dim[dims=(0, 2, 3)] t1
+          +   r1:f32[12,5,2] = reshape b1
+          -   return t
+          +   return r1
+            }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((2, 12, 5), (1, 2, 0)),
+        ((24, 5), (1, 0)),
+        ((2, 3, 20), (2, 0, 1)),
+        ((1, 24, 1, 5), (3, 2, 1, 0)),
+    ],
+)
+def test_transposes_of_merged_copies(shape, order):
+    """(1) However they are merged."""
+    program = lambda x: (
+        jnp.broadcast_to(x[:, :, None], (2, 3, 4, 5)).reshape(shape).transpose(order)
+    )
+    alone(REMOVE, program, "f32[2,3,5]", fires=True)
+
+
+def test_a_transpose_of_split_copies_stays():
+    """(1) No axis is merged of whole ones."""
+    program = lambda x: jnp.broadcast_to(x, (4, 6)).reshape(8, 3).T
+    alone(REMOVE, program, "f32[6]", fires=False)
+
+
 def test_numbers_of_one_axis():
     """(1) They are counted once, and repeated."""
     check_rewrite(

@@ -61,6 +61,57 @@ def test_a_matrix_times_vectors():
     )
 
 
+def heads(k):
+    """Each head of keys, for several heads of queries."""
+    return jnp.repeat(k, 4, axis=1)
+
+
+def test_heads_that_share_keys():
+    """(1) Four rows of the batch have the same factor."""
+    check_rewrite(
+        SHARE,
+        lambda q, k: jnp.einsum("hd,shd->hs", q, heads(k)),
+        "f32[8,64]",
+        "f32[512,2,64]",
+        simplify=True,
+        diff="""
+            fn (q:f32[8,64], k:f32[512,2,64]) {
+          -   b:f32[512,2,4,64] = broadcast_in_dim[dims=(0, 1, 3)] k
+          -   r:f32[512,8,64] = reshape b
+          -   d:f32[8,512] = dot_general[contract=1x2, batch=0x1] q r
+          +   r1:f32[2,4,64] = reshape q
+          +   d1:f32[2,4,512] = dot_general[contract=2x2, batch=0x1] r1 k
+          +   r2:f32[8,512] = reshape d1
+          -   return d
+          +   return r2
+            }
+        """,
+    )
+
+
+SHARED = {
+    "of other axes": lambda q, k: jnp.einsum("hd,hds->hs", q, heads(k).transpose(1, 2, 0)),
+    "changed": lambda q, k: jnp.einsum("hd,shd->hs", q, jnp.sin(heads(k))),
+    "the factor first": lambda q, k: jnp.einsum("shd,hd->sh", heads(k), q),
+    "of two batches": lambda q, k: jnp.einsum(
+        "bhd,bshd->bhs", jnp.stack([q, -q]), jnp.repeat(jnp.stack([k, 2 * k]), 4, axis=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("program", SHARED.values(), ids=SHARED)
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "c64"])
+def test_heads_give_the_same(program, dtype):
+    """(1) However the factors lie."""
+    alone(SHARE, program, f"{dtype}[8,64]", f"{dtype}[512,2,64]", fires=True)
+
+
+def test_heads_in_turn_stay():
+    """(1) Where each head of queries has the keys of the next head, none are next to each other."""
+    program = lambda q, k: jnp.einsum("hd,shd->hs", q, jnp.tile(k, (1, 4, 1)))
+    alone(SHARE, program, "f32[8,64]", "f32[512,2,64]", fires=False)
+
+
 PRODUCTS = {
     "the matrix first": lambda x, w: jax.vmap(lambda x, w: w.T @ x)(x, copies(w)),
     "rows of rows": lambda x, w: jax.vmap(jnp.matmul)(jnp.stack([x, -x], 1), copies(w)),
@@ -186,19 +237,15 @@ def test_a_convolution():
         simplify=True,
         diff="""
           fn (x:f32[3,5,4,2], w:f32[3,3,2,6]) {
-            b:f32[3,3,3,2,6] = broadcast_in_dim w
-        -   b1:f32[3,1,5,4,2] = broadcast_in_dim[dims=(0, 2, 3, 4)] x
-        -   t:f32[1,5,4,3,2] = transpose[1, 2, 3, 0, 4] b1
+        -   t:f32[5,4,3,2] = transpose[1, 2, 0, 3] x
         -   r:f32[1,5,4,6] = reshape t
-            t1:f32[3,3,2,3,6] = transpose[1, 2, 3, 0, 4] b
-        -   r1:f32[3,3,2,18] = reshape t1
+        -   b:f32[3,3,2,3,6] = broadcast_in_dim[dims=(0, 1, 2, 4)] w
+        -   r1:f32[3,3,2,18] = reshape b
         -   c:f32[1,5,4,18] = conv_general_dilated[dims=0312,3201,0312, padding=((1, 1), (1, 1)), feature_group_count=3] r r1
         -   r2:f32[1,5,4,3,6] = reshape c
-        -   t2:f32[3,1,5,4,6] = transpose[3, 0, 1, 2, 4] r2
-        -   s:f32[3,5,4,6] = squeeze t2
-        +   s1:f32[3,3,2,1,6] = slice[:, :, :, :1, :] t1
-        +   s2:f32[3,3,2,6] = squeeze s1
-        +   c1:f32[3,5,4,6] = conv_general_dilated[dims=0312,3201,0312, padding=((1, 1), (1, 1))] x s2
+        -   t1:f32[3,1,5,4,6] = transpose[3, 0, 1, 2, 4] r2
+        -   s:f32[3,5,4,6] = squeeze t1
+        +   c1:f32[3,5,4,6] = conv_general_dilated[dims=0312,3201,0312, padding=((1, 1), (1, 1))] x w
         -   return s
         +   return c1
           }

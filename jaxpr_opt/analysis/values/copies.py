@@ -56,7 +56,7 @@ def transposed_before_spread(op: Op) -> Plainer | None:
     (source,), dims = made.operands, list(broadcast_dimensions_of(made))
     axes = [axis for at in order for axis in groups[at]]
     # Condition 1 of remove-idle-moves.
-    if not is_sized(made.result.shape):
+    if not is_sized(made.result.shape) or source.size == 1:  # what is written to it is moved
         return None
     kept = [axis for axis in axes if axis in dims]
     turned, to = [dims.index(axis) for axis in kept], [axes.index(axis) for axis in kept]
