@@ -16,11 +16,13 @@ After::
     y = add b q
 
 What a layer knows of a sequence, of a ray, of a graph or of an agent is often repeated for each
-position, sample, neighbour or action, and joined with what is known of that. Sound, up to rounding,
-when
+position, sample, neighbour or action, and joined with what is known of that; also row below row, as
+by `jnp.repeat`: then the product is first made along the axes that are merged. Sound, up to
+rounding, when
 
-1. a factor, or a part of it, is the same along axes that are not multiplied in pairs: its product
-   is that of one row, by the sum of the other factor along those axes that are summed up;
+1. a factor, or a part of it, is the same along axes that are not multiplied in pairs, or along such
+   that are merged in one: its product is that of one row, by the sum of the other factor along
+   those axes that are summed up;
 2. where a product becomes a sum of several, or rows are summed up first, numbers have as many bits
    as float32: those of bfloat16 would be rounded before they are added;
 3. or nothing but parts of a product is read, of which one at least is summed up along axes of one
