@@ -350,6 +350,10 @@ def test_what_is_refused(program, shapes, because):
             lambda h, w: jnp.broadcast_to(h[:, None], (16, 64, 32)).reshape(16, -1) @ w,
             ["f32[16,32]", "f32[2048,32]"],
         ),
+        "summed along a part of a batch": (  # (3)
+            lambda g, w: jnp.einsum("bmk,bkn->bmn", g, w).reshape(2, 4, 64, 64).sum(1),
+            ["f32[8,64,32]", "f32[8,32,64]"],
+        ),
         "of both factors": (  # (3)
             lambda g, w: (g @ w).sum((0, 1)),
             ["f32[256,32]", "f32[32,256]"],

@@ -102,8 +102,8 @@ def _summed(product: Op) -> Iterator[MergedRows]:
         found = _merged(shape, axis, sizes or ())
         # Condition 3 of multiply-repeated-rows.
         for position in range(2) if found is not None else ():
-            own = axis_of_operand(product, position, axis)
-            if own is not None and found is not None:
+            own, other = (axis_of_operand(product, p, axis) for p in (position, 1 - position))
+            if own is not None and other is None and found is not None:
                 yield MergedRows(product, position, own, found[0], 1.0, found[1], is_sum=True)
 
 
