@@ -54,11 +54,9 @@ def test_a_sum():
         +   b6:f32[3,64] = broadcast_in_dim 0.0
         +   s2:f32[3,64] = select_n b5 b6 y
         +   d1:f32[256,64] = dot_general[contract=0x0] s1 s2
-        +   b7:f32[1,256,64] = broadcast_in_dim d1
-        +   t1:f32[1,64,256] = transpose[0, 2, 1] b7
-        +   s3:f32[64,256] = squeeze t1
+        +   t1:f32[64,256] = transpose d1
         -   return r
-        +   return s3
+        +   return t1
           }
         """,
     )
