@@ -94,6 +94,7 @@ def run(folder, capsys, monkeypatch):
 
 
 BOUNDED = ("--args-from", "cli_programs:arguments")
+LOOPS = "collapse_loops, count-steps,exit-loop-early"
 
 
 # -- diff
@@ -104,7 +105,7 @@ def test_diff_shows_both_programs_and_a_table(run):
     assert (code, err) == (0, "")
     gutters = {line[0] for line in out.partition("\n\n")[0].splitlines()}
     assert gutters == {" ", "-", "+"}
-    assert "scan[4]" in out
+    assert "scan[4" in out
     table = out.partition("\n\n")[2].splitlines()
     assert table[0].split() == ["before", "after"]
     assert [line.split("  ")[0] for line in table[1:]] == [
@@ -158,7 +159,7 @@ def test_selected_passes_replace_those_of_an_optimised_target(run):
     target = ("diff", "cli_programs:optimized_loss", *BOUNDED, "--stat", "--exit-code")
     assert run(*target)[0] == 1
     assert run(*target, "--passes", "simplify")[0] == 0
-    assert run(*target, "--skip", "collapse_loops, count-steps,exit-loop-early")[0] == 0
+    assert run(*target, "--skip", f"{LOOPS},compile-small-loops")[0] == 0
 
 
 def test_json_has_plain_numbers(run):
@@ -239,7 +240,8 @@ def test_argnums(run):
 
 
 def test_explain_says_what_was_done_and_where(run):
-    code, out, err = run("explain", "cli_programs:loss", *BOUNDED)
+    command = ("explain", "cli_programs:loss", *BOUNDED, "--skip", "compile-small-loops")
+    code, out, err = run(*command)
     assert (code, err) == (0, "")
     first, *rest = out.splitlines()
     assert first.startswith("loss: 1 pass changed the program, in ")

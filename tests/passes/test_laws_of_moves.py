@@ -44,6 +44,7 @@ def moves(x):
         yield lax.slice(x, [0] * x.ndim, x.shape, [2] * x.ndim)
         yield from (lax.concatenate(parts, 0) for parts in ([x, x[:0]], [x[:0], x]))
         yield lax.dynamic_slice(x, starts, x.shape)
+        yield lax.split(x, [x.shape[0]])[0]
     yield from (lax.pad(x, np.float32(0), [(low, 0, 0)] * x.ndim) for low in (0, 1))
     yield lax.dynamic_update_slice(x, lax.neg(x), starts)
 
@@ -89,6 +90,11 @@ def written_and_moved_back(x):
         yield lax.fori_loop(0, 2, step, x)
 
 
+def counted(x):
+    """Numbers of rows along each axis."""
+    yield from (lax.broadcasted_iota(x.dtype, x.shape, axis) for axis in range(x.ndim))
+
+
 def reduced(x):
     """Over axes of single rows, and over others."""
     ones = tuple(axis for axis, n in enumerate(x.shape) if n == 1)
@@ -103,7 +109,7 @@ def reduced(x):
 def program(x):
     once = [twice for once in moves(x) for twice in moves(once)]
     written = *written_between(x), *written_and_spread(x), *written_and_moved_back(x)
-    return [*once, *written, *reduced(x)]
+    return [*once, *written, *counted(x), *reduced(x)]
 
 
 @pytest.mark.slow
