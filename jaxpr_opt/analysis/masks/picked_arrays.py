@@ -39,11 +39,6 @@ class Place:
     most: int | None = None
     """If numbers are clamped before that: the greatest one."""
 
-    @property
-    def is_counted(self) -> bool:
-        """Whether each row along another axis is at the next place, as on a diagonal."""
-        return self.number.value.op is not None and self.number.value.op.name == "iota"
-
 
 @dataclass(frozen=True, slots=True)
 class Factor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from jaxpr_opt.analysis.masks.one_hot import REDUCTIONS, is_neutral
-from jaxpr_opt.analysis.masks.picked_arrays import Picked
+from jaxpr_opt.analysis.masks.picked_arrays import Picked, Place
 from jaxpr_opt.analysis.masks.picked_places import (
     PICKING,
     axes_multiplied,
@@ -42,7 +42,7 @@ class PickedSum:
     @property
     def windows(self) -> int:
         """How many windows are read or written: one, of rows that go on one by one."""
-        read = self.picked.rows(p.axis for p in self.picked.places if not p.is_counted)
+        read = self.picked.rows(self._apart)
         return prod(self.shape[d] for d in read) * (1 + bool(self._written))
 
     @property
@@ -60,6 +60,8 @@ class PickedSum:
     def made(self) -> int:
         """How many numbers are in memory between: those that are read, or products to be added."""
         read = self._read
+        if not self._apart:
+            return read
         products = self.rows if len(self.picked.factors) > 1 and self._written else 0
         pairs = [prod(self.shape[d] for d in f.outside) for f in self.picked.factors if f.leaks]
         compared = self.windows * max((each for each in pairs if each > 1), default=0)
@@ -79,6 +81,17 @@ class PickedSum:
         return 3 + 3 * looks if self._written else 0
 
     @property
+    def _apart(self) -> frozenset[int]:
+        """The axes along which places do not go on one by one, as they do on a diagonal."""
+        return frozenset(p.axis for p in self.picked.places if not self._goes_on(p))
+
+    def _goes_on(self, place: Place) -> bool:
+        number = place.number.value
+        is_row = number.op is not None and number.op.name == "iota" and place.number.loop is None
+        first = -place.offset
+        return is_row and first >= 0 and first + number.size <= self.shape[place.axis]
+
+    @property
     def _written(self) -> int:
         """How many places there are to write to."""
         kept = [n for d, n in enumerate(self.shape) if d not in self.summed]
@@ -90,7 +103,7 @@ class PickedSum:
         read = [
             self.picked.rows(f.source.axes)
             for f in self.picked.factors
-            if not self.picked.axes.isdisjoint(f.source.axes)
+            if not self._apart.isdisjoint(f.source.axes)
         ]
         return sum(prod(self.shape[d] for d in each) for each in read)
 
