@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import lax
+from jax import export, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
@@ -167,6 +167,29 @@ def test_numbers_of_one_axis():
           }
         """,
     )
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (1,)])
+def test_numbers_of_one_long_axis_stay(shape):
+    """(1) They are counted once."""
+    program = lambda x: x + lax.broadcasted_iota("int32", shape, len(shape) - 1)
+    alone(REMOVE, program, jnp.ones(shape, int), fires=False)
+
+
+def test_copies_of_symbolic_shape_stay():
+    """(1) What is merged is not known; nor how many numbers are counted."""
+    (n,) = export.symbolic_shape("n")
+
+    def program(x):
+        merged = jnp.broadcast_to(x[:, None, None], (*x.shape, 2, 3)).reshape(-1, 3)
+        counted = lax.broadcasted_iota("int32", (3, *x.shape), 1)
+        return jnp.broadcast_to(x, (3, *x.shape)).T, merged.T, counted
+
+    given = jax.ShapeDtypeStruct((n,), "float32")
+    graph = import_jaxpr(jax.make_jaxpr(program)(given), "differentiable")
+    names = [op.name for op in graph.walk()]
+    run_alone((REMOVE,), graph)
+    assert [op.name for op in graph.walk()] == names
 
 
 def test_a_split_into_parts_stays():

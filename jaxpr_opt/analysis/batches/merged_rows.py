@@ -86,23 +86,23 @@ def _repeated(product: Op) -> Iterator[MergedRows]:
         for joined in axes:
             for value, shape in joined_parts(factor, joined):
                 made = source_through(value, is_reshaping).op
-                sizes = None if made is None else sizes_repeated(made)
-                # Condition 1 of multiply-repeated-rows.
-                for axis in axes if sizes is not None else ():
-                    found = None if axis == joined else _merged(shape, axis, sizes or ())
+                sizes = (None if made is None else sizes_repeated(made)) or ()
+                for axis in axes:
+                    # Condition 1 of multiply-repeated-rows.
+                    found = None if axis == joined else _merged(shape, axis, sizes)
                     if found is not None:
                         share = shape[joined] / factor.shape[joined]
-                        yield MergedRows(product, position, axis, *found[:1], share, found[1])
+                        yield MergedRows(product, position, axis, found[0], share, found[1])
 
 
 def _summed(product: Op) -> Iterator[MergedRows]:
     """The same of a result that is read as a sum along one of the axes only."""
-    shape, sizes = product.result.shape, only_sum(product.result)
-    for axis in range(len(shape)) if sizes is not None else ():
-        found = _merged(shape, axis, sizes or ())
-        # Condition 3 of multiply-repeated-rows.
+    shape, sizes = product.result.shape, only_sum(product.result) or ()
+    for axis in range(len(shape)):
+        found = _merged(shape, axis, sizes)
         for position in range(2) if found is not None else ():
             own, other = (axis_of_operand(product, p, axis) for p in (position, 1 - position))
+            # Condition 3 of multiply-repeated-rows.
             if own is not None and other is None and found is not None:
                 yield MergedRows(product, position, own, found[0], 1.0, found[1], is_sum=True)
 
