@@ -217,7 +217,17 @@ def laplacian(weights: Any, x: Array) -> Array:
     return jnp.trace(jax.hessian(lambda x: jnp.tanh(x @ up) @ down)(x))
 
 
+def shared_keys(cache: Any, queries: Array) -> Array:
+    """One word of a language model in which four heads of queries share one of keys and values."""
+    keys, values = (jnp.repeat(each, 4, axis=2) for each in cache)
+    scores = jnp.einsum("bhd,bshd->bhs", queries, keys) / queries.shape[-1] ** 0.5
+    return jnp.einsum("bhs,bshd->bhd", jax.nn.softmax(scores), values)
+
+
 PROGRAMS: dict[str, Entry] = {
+    "shared keys": entry(
+        shared_keys, (normal(2, 512, 2, 64), normal(2, 512, 2, 64, seed=1)), normal(2, 8, 64)
+    ),
     "divergence": entry(divergence, (0.1 * normal(400, 64), 0.1 * normal(64, 400)), normal(400)),
     "laplacian": entry(laplacian, (0.1 * normal(400, 64), 0.1 * normal(64)), normal(400)),
     "plain layers": entry(plain_layers, LAYERS, normal(16, 32)),
