@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from jaxpr_opt.analysis.batches.repeated_parts import is_reshaping, joined_parts, sizes_repeated
+from jaxpr_opt.analysis.batches.repeated_parts import (
+    axes_within,
+    has_known_rows,
+    is_reshaping,
+    joined_parts,
+    sizes_repeated,
+)
 from jaxpr_opt.analysis.batches.summed_parts import only_sum
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.ir.dataflow import source_through
-from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, is_sized
+from jaxpr_opt.ir.graph import Op
 
 Sizes = Sequence[tuple[int, bool]]
 """The sizes of axes in order, and whether all is the same along each, or summed up."""
@@ -73,8 +78,7 @@ class MergedRows:
 
 def merged_rows(product: Op) -> MergedRows | None:
     """An axis of a factor that is merged of some that repeat rows and others; None if none is."""
-    values = *product.operands, product.result
-    if any(is_sharded(v) or not is_sized(v.shape) or not v.size for v in values):
+    if not has_known_rows(product):
         return None
     return next(_repeated(product), None) or next(_summed(product), None)
 
@@ -111,19 +115,6 @@ def _merged(shape: Sequence[int], axis: int, sizes: Sizes) -> tuple[tuple[int, .
     """Of which sizes an axis of a shape is merged, if not all of them are marked alike; and the
     product of those that are.
     """
-    start, end, place = prod(shape[:axis]), prod(shape[: axis + 1]), 1
-    found: list[tuple[int, bool]] = []
-    for n, is_marked in sizes:
-        if n > 1 and start <= place < end:
-            if place != start * _length(found):
-                return None
-            found.append((n, is_marked))
-        place *= n
-    times = _length(each for each in found if each[1])
-    if _length(found) != shape[axis] or times in {1, shape[axis]}:
-        return None
-    return tuple(n for n, _ in found), times
-
-
-def _length(sizes: Iterable[tuple[int, bool]]) -> int:
-    return prod(n for n, _ in sizes)
+    found = axes_within(shape, axis, sizes) or ()
+    times = prod(n for n, is_marked in found if is_marked)
+    return None if times in {1, shape[axis]} else (tuple(n for n, _ in found), times)

@@ -115,8 +115,7 @@ class RepeatedParts:
 
 def repeated_parts(product: Op) -> RepeatedParts | None:
     """A factor of which a part is the same for many rows; None if there is none."""
-    values = *product.operands, product.result
-    if any(is_sharded(v) or not is_sized(v.shape) or not v.size for v in values):
+    if not has_known_rows(product):
         return None
     contracted, batch = numbers_of(product)
     for position, factor in enumerate(product.operands):
@@ -246,14 +245,30 @@ def sizes_repeated(op: Op) -> list[tuple[int, bool]] | None:
     return [(n, rows.get(axis, 1) != n) for axis, n in enumerate(shape)]
 
 
-def aligned(shape: Sequence[int], axis: int, sizes: Sequence[tuple[int, bool]]) -> bool:
-    """Whether an axis of a shape is one, or several, of axes of such sizes that are all marked."""
+def axes_within(
+    shape: Sequence[int], axis: int, sizes: Sequence[tuple[int, bool]]
+) -> list[tuple[int, bool]] | None:
+    """Of which axes, of such sizes, an axis of a shape is; None if it is of parts of them."""
     start, end, place = prod(shape[:axis]), prod(shape[: axis + 1]), 1
+    found: list[tuple[int, bool]] = []
     reached = start
     for n, is_marked in sizes:
         if n > 1 and start <= place < end:
-            if place != reached or not is_marked:
-                return False
+            if place != reached:
+                return None
+            found.append((n, is_marked))
             reached = place * n
         place *= n
-    return start < end == reached
+    return found if reached == end else None
+
+
+def aligned(shape: Sequence[int], axis: int, sizes: Sequence[tuple[int, bool]]) -> bool:
+    """Whether an axis of a shape is one, or several, of axes of such sizes that are all marked."""
+    found = axes_within(shape, axis, sizes)
+    return bool(found) and all(is_marked for _, is_marked in found or ())
+
+
+def has_known_rows(product: Op) -> bool:
+    """Whether factors and result have elements, and how many is known, and no type says where."""
+    values = *product.operands, product.result
+    return all(not is_sharded(v) and is_sized(v.shape) and v.size for v in values)

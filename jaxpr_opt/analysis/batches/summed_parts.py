@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from itertools import islice
 from math import prod
 
-from jaxpr_opt.analysis.batches.repeated_parts import aligned, is_reshaping, is_same_axis
+from jaxpr_opt.analysis.batches.repeated_parts import (
+    aligned,
+    has_known_rows,
+    is_reshaping,
+    is_same_axis,
+)
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand
 from jaxpr_opt.bridge.parameters import (
     axes_of,
@@ -18,8 +23,7 @@ from jaxpr_opt.bridge.parameters import (
     strides_of,
 )
 from jaxpr_opt.cost import limits
-from jaxpr_opt.ir.devices import is_sharded
-from jaxpr_opt.ir.graph import Op, Value, is_sized
+from jaxpr_opt.ir.graph import Op, Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +82,7 @@ class SummedParts:
 
 def summed_parts(product: Op) -> SummedParts | None:
     """The parts of a product, of which one at least is read as a sum only; None if none is."""
-    values = *product.operands, product.result
-    if any(is_sharded(v) or not is_sized(v.shape) or not v.size for v in values):
+    if not has_known_rows(product):
         return None
     few = limits.PARTS_OF_A_PRODUCT
     readers, shape = list(islice(_readers(product.result), few + 1)), product.result.shape

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxpr_opt.analysis.rows.added_rows import added_to_zeros, is_symbolic, multiplied
-from jaxpr_opt.analysis.rows.read_rows import AxesOfPart, makes_rows, windows_touched
+from jaxpr_opt.analysis.rows.read_rows import AxesOfPart, makes_most, makes_rows, windows_touched
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.sparse.scatter_chains import Piece
 from jaxpr_opt.analysis.values.linearity import linear_operands
 from jaxpr_opt.analysis.windows.consecutive import axes_of_runs
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost import limits
-from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.dataflow import Readers
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
@@ -94,7 +93,7 @@ def added_points(array: Value) -> AddedPoints | None:
     pending.add(array)
     for op in pending:
         found = _contributed(op, known) if len(ops) < limits.OPS_OF_ROWS else None
-        if found is None or _is_most(op, points * _share(op, *found)):
+        if found is None or makes_most(op, points * _share(op, *found)):
             if array in op.operands:
                 return None
             continue
@@ -107,11 +106,6 @@ def added_points(array: Value) -> AddedPoints | None:
 def points_of(link: Piece) -> int:
     """At how many places a scatter adds elements."""
     return prod(link.indices[0].shape[:-1])
-
-
-def _is_most(op: Op, part: float) -> bool:
-    """Whether an op makes most of its result anyway, all elements together."""
-    return cost_model().is_most(part, 1) and not cost_model().is_made_where_read(op)
 
 
 def _share(op: Op, parts: Sequence[AxesOfPart], to: AxesOfPart) -> float:

@@ -44,6 +44,13 @@ def makes_or_reads_rows(op: Op) -> bool:
     return makes_rows(op) or op.name == "gather"
 
 
+def makes_most(op: Op, part: float) -> bool:
+    """Whether such a part, of all places together, is most of what an op makes, and XLA does not
+    make it where it is read.
+    """
+    return cost_model().is_most(part, 1) and not cost_model().is_made_where_read(op)
+
+
 AxesOfPart = dict[int, int]
 """Of an array, the axes along which the parts lie, each with that axis of what the selection reads;
 no axes: all of the array."""
@@ -179,10 +186,8 @@ def _read_by_rows(array: Value, whole: Container[Op]) -> tuple[set[Op], list[Sel
 
 def _needed_in_most(reads: ReadRows) -> Iterator[Op]:
     """The ops of which elements at several places need most of what they make, all together."""
-    model, runs = cost_model(), reads.runs if reads.selection.points else 0
-    for op, part in reads.parts.items():
-        if model.is_most(runs * part, 1) and not model.is_made_where_read(op):
-            yield op
+    runs = reads.runs if reads.selection.points else 0
+    return (op for op, part in reads.parts.items() if makes_most(op, runs * part))
 
 
 def _is_counted(reads: Selection) -> bool:

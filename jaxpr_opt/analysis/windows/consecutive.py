@@ -104,11 +104,9 @@ def consecutive(op: Op) -> Block | None:
 
 def axes_of_runs(op: Op) -> frozenset[int]:
     """The axes of its array along which the places of a gather or scatter go on one by one."""
-    (array, indices), numbers = op.operands[:2], numbers_of(op)
-    is_read = op.name == "gather"
-    axes = numbers.start_index_map if is_read else numbers.scatter_dims_to_operand_dims
-    found = set(numbers.operand_batching_dims)
-    for number, axis in enumerate(axes):
+    array, indices = op.operands[:2]
+    found = set(numbers_of(op).operand_batching_dims)
+    for number, axis in enumerate(indexed_axes(op)):
         start = component(indices, number)
         lead, n = indices.shape[:-1], array.shape[axis]
         moves = None if start is None else _moves(start, lead, 1, n)
