@@ -761,6 +761,22 @@ def test_known_ranges():
     assert "select_n" not in left_of(program, "f32[6]", "f32[]")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "fires"), [("uint8", True), ("int8", False), ("int16", True), ("bool", False)]
+)
+def test_conversions_of_known_ranges(dtype, fires):
+    """(3) The numbers of 200 steps fit into eight bits without a sign."""
+
+    def program(xs):
+        def step(i, x):
+            return i + 1, x * i.astype(dtype).astype("int32")
+
+        return lax.scan(step, np.int32(0), xs)[1]
+
+    ops = left_of(program, "f32[200]", others=(EliminateDeadCode(),))
+    assert (ops.count("convert_element_type") < 3) is fires
+
+
 def test_truth_values_as_numbers_without_zero():
     """A false one is no number there, and so not less than one, nor zero."""
 

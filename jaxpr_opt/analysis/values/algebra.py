@@ -169,8 +169,17 @@ def converted_back(op: Op) -> Value | None:
     # Condition 1 of simplify.
     if source is None or not (_is_integral(source) and _is_integral(mid)):
         return None
+    return source if _holds_all(mid.dtype, source) else None
+
+
+def _holds_all(dtype: np.dtype, numbers: Value) -> bool:
+    """Whether a type of integers has all of these, by their type or by their range."""
     # Condition 1 of simplify.
-    return source if np.can_cast(source.dtype, mid.dtype, "safe") else None
+    if np.can_cast(numbers.dtype, dtype, "safe"):
+        return True
+    known = bounds(numbers) if dtype.kind in "iu" else None
+    # Condition 3 of simplify.
+    return known is not None and all(dtypes.holds(dtype, end) for end in known)
 
 
 def _converted(value: Value) -> Value | None:
