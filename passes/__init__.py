@@ -22,6 +22,7 @@ from jaxpr_opt.passes.carried.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.carried.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.codegen.compile_small_loops import CompileSmallLoops
 from jaxpr_opt.passes.codegen.make_factors_once import MakeFactorsOnce
+from jaxpr_opt.passes.codegen.multiply_along_rows import MultiplyAlongRows
 from jaxpr_opt.passes.codegen.pack_scalars import PackScalars
 from jaxpr_opt.passes.codegen.select_padded_numbers import SelectPaddedNumbers
 from jaxpr_opt.passes.drop_dummy_residuals import DropDummyResiduals
@@ -168,8 +169,7 @@ STAGES = (
     # What a part of a step computes for nobody; steps that a loop alone cannot tell to be skipped.
     (IsolateSelectedWork(),),
     (IsolateDroppedSteps(),),
-    # Rows of skipped steps are unspecified by now.
-    (ReplaySegments(), JoinBranchResults()),
+    (ReplaySegments(), JoinBranchResults()),  # rows of skipped steps are unspecified by now
     # No later pass looks at stacks.
     (StackNeededRows(), MapStackedRows(), MakeStreamedRows(), *FEWER_BYTES),
     (IsolateSelectedWork(at_last=True), SkipUntakenBranches()),
@@ -178,7 +178,7 @@ STAGES = (
     RESIDUALS,
     # When nothing can differentiate any more.
     (*ROWS, *ENDS, AddInPlace(), *CLEANUP),
-    (SelectPaddedNumbers(), MakeFactorsOnce(), RotateLoops()),
+    (SelectPaddedNumbers(), MakeFactorsOnce(), MultiplyAlongRows(), RotateLoops()),
     (UnrollSwappedCarries(), WriteInBranches(), ReadAroundWrites(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),

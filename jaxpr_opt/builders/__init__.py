@@ -3,6 +3,7 @@
 ===================  =============================================
 `same_op`            an op again, on other operands
 `residual_transfer`  stacks that one loop makes for another
+`swapped_factors`    a product with its second factor first
 `step_numbers`       the number of a step, as a value
 `fences`             reads before writes
 `packed_step`        a step with vectors in place of scalars

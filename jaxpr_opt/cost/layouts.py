@@ -91,6 +91,21 @@ def is_read_transposed(op: Op, value: Value) -> bool:
     return all(_is_read_there(v, order, op) for v, order in read if v is value)
 
 
+def is_read_across(product: Op, place: int) -> bool:
+    """Whether a product that multiplies an operand from the left reads it across the rows of the
+    matrix, or of the array that is transposed there.
+    """
+    (terms, batches), value = numbers_of(product), product.operands[place]
+    summed, batch = terms[place], batches[place]
+    rest = [axis for axis in range(len(value.shape)) if axis not in summed and axis not in batch]
+    order = (*batch, *rest, *summed)
+    made = value.op
+    if made is not None and made.name == "transpose" and made.region is product.region:
+        moved = permutation_of(made)
+        value, order = made.operands[0], tuple(moved[axis] for axis in order)
+    return _is_matrix(order, len(batch)) and not _is_in_place(value.shape, order)
+
+
 def is_made_transposed(transpose: Op) -> bool:
     """Whether a product makes its result as this op transposes it: it is not read otherwise, and
     rows and columns change places.

@@ -7,6 +7,7 @@ differentiates vectors.
 =======================  =======================================================
 `pack-scalars`           isomorphic scalars are computed as one vector
 `make-factors-once`      a factor of an outer product is computed once
+`multiply-along-rows`    a product reads its larger factor row by row
 `select-padded-numbers`  a number is selected, not padded, to be added to others
 `compile-small-loops`    a loop of small ops is compiled as one function
 =======================  =======================================================

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, log2
 from typing import Protocol
 
+from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import numbers_of
 from jaxpr_opt.cost.fusion import is_fused
 from jaxpr_opt.cost.ops import cost
 from jaxpr_opt.cost.prices import Prices, number
-from jaxpr_opt.ir.graph import Op
+from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.traits import TRANSCENDENTAL
 
 
@@ -66,6 +67,20 @@ class ProductQuestions(Prices):
         """
         spared = self.moved(max(0, copies - turned / 2 - moved))
         return copies >= made and spared > self.doubtful(self.started(1) + self.device.library)
+
+    def is_slow_across(self, matrix: Value) -> bool:
+        """Whether a vector times the transpose of a matrix takes longer than times the matrix."""
+        longer = self.device.across * number(matrix.size)
+        return longer > self.doubtful(self.started(1))
+
+    def is_less_along(self, matrix: Value, other: Value, product: Op) -> bool:
+        """Whether reading a matrix beyond the first cache across its rows takes longer than so
+        reading the other one, and transposing the result.
+        """
+        if matrix.nbytes <= self.device.first_level or not dtypes.is_real(matrix.dtype):
+            return False
+        spared = self.device.across * number(matrix.size - other.size)
+        return spared > self.doubtful(self.moved(product.result.nbytes) + self.started(1))
 
     def rows_computed(self, parts: Mapping[Op, float], factors: int) -> float:
         """Seconds to compute such parts of what ops make, one core in a step, from factors of so
