@@ -81,6 +81,7 @@ from jaxpr_opt.passes.rows.compute_shifted_rows import ComputeShiftedRows
 from jaxpr_opt.passes.rows.make_streamed_rows import MakeStreamedRows
 from jaxpr_opt.passes.rows.map_before_reading import MapBeforeReading
 from jaxpr_opt.passes.rows.map_stacked_rows import MapStackedRows
+from jaxpr_opt.passes.rows.reduce_stacked_rows import ReduceStackedRows
 from jaxpr_opt.passes.rows.take_top_k import TakeTopK
 from jaxpr_opt.passes.sparse.accumulate_sparse_cotangents import AccumulateSparseCotangents
 from jaxpr_opt.passes.sparse.add_in_branches import AddInBranches
@@ -140,6 +141,7 @@ SUPPLIERS = (
     StackChoices(), SplitBranchResults(), StackReadWindows(), NarrowResiduals(),
     ShareShiftedStacks(), StackEnteringRows(), UndoCarriedWrites(),
 )  # fmt: skip
+STACKS = (StackNeededRows(), MapStackedRows(), ReduceStackedRows(), MakeStreamedRows())
 FEWER_BYTES = (PackTruthValues(), StackNarrowIntegers())
 ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates(), ScatterPaddedWindows(), AddInRuns())
 ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
@@ -170,14 +172,12 @@ STAGES = (
     (IsolateSelectedWork(),),
     (IsolateDroppedSteps(),),
     (ReplaySegments(), JoinBranchResults()),  # rows of skipped steps are unspecified by now
-    # No later pass looks at stacks.
-    (StackNeededRows(), MapStackedRows(), MakeStreamedRows(), *FEWER_BYTES),
+    (*STACKS, *FEWER_BYTES),  # no later pass looks at stacks
     (IsolateSelectedWork(at_last=True), SkipUntakenBranches()),
     # No later pass looks at single scalars, and gradients are to be of vectors.
     (PackScalars(),),
     RESIDUALS,
-    # When nothing can differentiate any more.
-    (*ROWS, *ENDS, AddInPlace(), *CLEANUP),
+    (*ROWS, *ENDS, AddInPlace(), *CLEANUP),  # nothing can differentiate any more
     (SelectPaddedNumbers(), MakeFactorsOnce(), MultiplyAlongRows(), RotateLoops()),
     (UnrollSwappedCarries(), WriteInBranches(), ReadAroundWrites(), *CLEANUP),
     # Nothing moves any more.

@@ -10,6 +10,7 @@
 `compute-shifted-rows`  what steps make of their number and of places is made once
 `add-in-runs`           numbers at places that move on are added as runs
 `map-stacked-rows`      what is made of each row of a stack is made in the loop, and stacked
+`reduce-stacked-rows`   what is reduced over all rows of a stack is reduced in the loop
 ======================  ====================================================================
 
 As equations, with ``Z`` for an array of zeros::
@@ -18,5 +19,6 @@ As equations, with ``Z`` for an array of zeros::
     f(a[ids])             = f(a)[ids]
     g(Z.at[ids].set(v))   = Z.at[ids].set(g(v))
     scan(f(a)[k] -> b)    = scan(a[k] -> f(a[k]) -> b)
+    sum(scan(a -> b))     = scan(a, s -> b + s)
     scan(f(k - p) -> b)   = F = f(all k - p); scan(F[k] -> b)
 """

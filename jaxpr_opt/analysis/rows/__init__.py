@@ -10,6 +10,7 @@
 `summed_rows`    sums of what is made of rows, of which many are of one of a table
 `sorted_ends`    sorted arrays of which few elements at one end are read
 `row_readers`    ops that make something smaller of each row of a stack
+`reduced_stacks` reductions over all rows of a stack
 `shifted_rows`   arrays that each step makes, and that only move on from step to step
 `added_runs`     numbers that are added at places that move on from step to step
 `streamed_rows`  ops before a loop that make what it streams, row by row

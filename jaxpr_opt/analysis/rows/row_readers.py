@@ -69,7 +69,7 @@ def _rows_of(op: Op, value: Value, axis: int, scan: Scan) -> int | None:
     """The axis along which the rows lie that an op makes of the rows of a value; None if it makes
     no rows of them, or of more than them.
     """
-    if op.region is not scan.region or not _is_by_row(op):
+    if op.region is not scan.region or not is_by_row(op):
         return None
     axes = {row_axis(op, i, axis) for i, v in enumerate(op.operands) if v is value}
     to = axes.pop() if len(axes) == 1 else None
@@ -79,9 +79,12 @@ def _rows_of(op: Op, value: Value, axis: int, scan: Scan) -> int | None:
     return to if to is not None and is_known else None
 
 
-def _is_by_row(op: Op) -> bool:
-    """Whether an op is computed for one row as for many, in no more time."""
-    if op.name not in _READS_BY_ROW or len(op.results) != 1 or not can_move(op):
+def is_by_row(op: Op, *, spreads: bool = False) -> bool:
+    """Whether an op is computed for one row as for many, in no more time; also one that repeats
+    numbers, if that is asked.
+    """
+    is_known = op.name in _READS_BY_ROW or (spreads and op.name == "broadcast_in_dim")
+    if not is_known or len(op.results) != 1 or not can_move(op):
         return False
     if any(map(is_sharded, (*op.operands, op.result))):
         return False

@@ -66,7 +66,7 @@ class StreamedRows:
     @property
     def added(self) -> int:
         """Bytes that what is streamed instead takes, where it was no array before."""
-        return sum(row.value.nbytes for row in self.streamed if _is_new(row.value, row.axis))
+        return sum(row.value.nbytes for row in self.streamed if is_new(row.value, row.axis))
 
     def more(self, scan: Scan) -> int:
         """How many more streams a loop has then."""
@@ -141,7 +141,7 @@ class _Rows:
             again = self.model.passed(value.nbytes, value.nbytes) / 2
             return self.loops * self.array.shape[0] * again
         read = self.model.kept(value.nbytes, self.array.nbytes) / 2
-        return read * (self.loops + _is_new(value, axis))
+        return read * (self.loops + is_new(value, axis))
 
     def _made(self, value: Value, axis: int | None, depth: int) -> tuple[StreamedRow, float] | None:
         op = value.op
@@ -197,7 +197,7 @@ def is_to_be_differentiated(op: Op) -> bool:
     return program is not None and program.phase != "final" and not program.has_gradient
 
 
-def _is_new(value: Value, axis: int | None) -> bool:
+def is_new(value: Value, axis: int | None) -> bool:
     """Whether an array is in memory only if a loop streams it: it is else computed where it is
     read, or its rows lie along another axis.  A view of an array takes no memory.
     """

@@ -12,6 +12,7 @@
 `shifted_rows`   rows that steps make, of which each has a window of one array
 `added_runs`     runs of numbers, moved to their places as a whole
 `mapped_rows`    what is made of the rows of a stack, made in the loop
+`reduced_stacks` what is reduced over the rows of a stack, reduced in the loop
 `selected_ends`  few elements of what would be sorted
 ===============  =====================================================
 """
