@@ -39,6 +39,23 @@ def both(p, yes, no):
     return lax.cond(p, lambda: yes, lambda: no)
 
 
+def test_a_predicate_that_takes_as_long_as_a_step_comes_last():
+    """Boxes that overlap the best one are left out, if one is left."""
+
+    def program(scores, boxes):
+        def step(scores, _):
+            best = jnp.argmax(scores)
+            overlaps = jnp.prod(jnp.abs(boxes - boxes[best]) < 1, axis=1) > 0
+            left = jnp.where(overlaps, 0.0, scores)
+            return jnp.where(scores[best] > 0.1, left, scores), best
+
+        return lax.scan(step, scores, length=8)
+
+    first, second = find_skips(first_loop(program, "f32[1000]", "f32[1000,4]"))
+    assert isinstance(first, Skip) and isinstance(second, Skip)
+    assert (first.predicate.size, second.predicate.size) == (1, 1000)
+
+
 @pytest.mark.parametrize(
     ("step", "kind", "taken_when", "counters"),
     [

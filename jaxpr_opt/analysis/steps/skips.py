@@ -48,6 +48,7 @@ from jaxpr_opt.analysis.values.linearity import carries_cotangents
 from jaxpr_opt.analysis.values.renaming import original
 from jaxpr_opt.analysis.windows.access import Access, access
 from jaxpr_opt.bridge import compat_types
+from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Carry, Cond, Constant, Op, Scan, Value
 
@@ -120,8 +121,19 @@ class Skip:
 
 @remembered
 def find_skips(scan: Scan) -> tuple[Skip | str, ...]:
-    """The ways in which a scan skips steps; a string says why a candidate predicate is none."""
-    return tuple(each if _is_told(each) else _MIXED for each in _all_skips(scan))
+    """The ways in which a scan skips steps; a string says why a candidate predicate is none.
+
+    Masks of which computing makes most of what a step makes come last.
+    """
+    found = [each if _is_told(each) else _MIXED for each in _all_skips(scan)]
+    return tuple(sorted(found, key=_takes_long) if len(found) > 1 else found)
+
+
+def _takes_long(found: Skip | str) -> bool:
+    """Whether computing a mask takes about as long as a step."""
+    if isinstance(found, str) or found.predicate.size == 1:
+        return False
+    return cost_model().are_most(found.slice, found.scan.body)
 
 
 @remembered

@@ -74,6 +74,13 @@ class StepQuestions(Prices):
         again = self.device.predicate * sum(size for size in sizes if size > predicate.size)
         return self.step_seconds(body) >= max(self.device.unsure * asked, self.doubtful(again))
 
+    def are_most(self, ops: Sequence[Op], body: Region) -> bool:
+        """Whether ops of a step make most of the bytes that it makes."""
+        made, all_made = (
+            sum(number(v.nbytes) for op in each for v in op.results) for each in (ops, body.ops)
+        )
+        return 2 * made > all_made
+
     def is_worth_masks(self, scan: Scan, masks: Sequence[Value]) -> bool:
         """Whether all steps take so much longer than testing masks of them once that it is worth it
         though maybe no step is skipped.
