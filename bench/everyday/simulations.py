@@ -24,6 +24,28 @@ def particles(x: Array, v: Array) -> Any:
     return lax.scan(step, (x, v), None, length=20)[0]
 
 
+def fields(state: Array) -> Array:
+    """Waves and what damps them, in one array; a step writes row after row."""
+
+    def step(state: Array, _: None) -> Any:
+        state = state.at[0].set(state[0] + 0.01 * jnp.roll(state[1], 1) * state[2])
+        state = state.at[1].set(state[1] - 0.01 * jnp.roll(state[0], -1) * state[2])
+        return state.at[2].set(state[2] + 0.001 * state[1]), None
+
+    return lax.scan(step, state, None, length=50)[0]
+
+
+def ages(rates: Array, survival: Array) -> Array:
+    """A table of who lives each year: a step writes the newborn apart from those who grow older."""
+
+    def step(year: Any, table: Array) -> Array:
+        table = table.at[year, 1:].set(table[year - 1, :-1] * survival)
+        return table.at[year, 0].set(rates[year] * jnp.sum(table[year - 1, 5:10]))
+
+    first = jnp.zeros((len(rates), len(survival) + 1)).at[0].set(1.0)
+    return lax.fori_loop(1, len(rates), step, first)
+
+
 def games(policy: Array, states: Array) -> Array:
     """Rewards until each is over; exit-loop-early filled in those of the rest afterwards."""
 
@@ -255,6 +277,8 @@ def positive(n: int) -> Any:
 
 PROGRAMS: dict[str, Entry] = {
     "particles": entry(particles, normal(16, 3), normal(16, 3)),
+    "fields": entry(fields, normal(3, 2000)),
+    "ages": entry(ages, 0.1 * abs(normal(60)), abs(normal(199))),
     "games": entry(games, normal(16, 16), normal(32, 16)),
     "guarded steps": entry(guarded_steps, normal(16, 16), normal(32, 16)),
     "commanded": entry(commanded, 0.1 * normal(64, 64), normal(8, 64), below(99, 8)),

@@ -551,3 +551,126 @@ def test_what_is_made_outside_of_loops():
     """XLA reads it so."""
     made = lambda b, u, i: read(jnp.sin(write(b, u, i)), i)
     alone(FORWARD, made, *TYPES, fires=False)
+
+
+def rows(start, at, size=2):
+    """A step that writes two numbers, reads others, and writes what they make."""
+
+    def program(b, u):
+        def step(b, i):
+            d = write(b, u, i)
+            r = read(d, i + at, size)
+            return write(d, r[:1] * 2.0, i + 2), None
+
+        return lax.scan(step, b, jnp.arange(start, start + 4))[0]
+
+    return program
+
+
+def test_a_window_apart():
+    """(6) What was there before the step is read before both writes: XLA need not copy it."""
+    check_rewrite(
+        FORWARD,
+        rows(2, -2),
+        "f32[16]",
+        "f32[2]",
+        diff="""
+            fn (b:f32[16], u:f32[2]) {
+              i:i32[4] = iota
+              a:i32[4] = add 2 i
+              c:f32[16] = scan[4] carry(c=b) xs(x=a) {
+                d:f32[16] = dynamic_update_slice c u x
+                a:i32[] = add x -2
+          -     d1:f32[2] = dynamic_slice d a
+          +     d1:f32[2] = dynamic_slice c a
+                s:f32[1] = slice[:1] d1
+                m:f32[1] = mul s 2.0
+                a1:i32[] = add x 2
+                d2:f32[16] = dynamic_update_slice d m a1
+                yield carry(d2)
+              }
+              return c
+            }
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "at", "size"), [(2, -1, 2), (2, 1, 2), (1, -2, 1), (11, 4, 1), (2, -2, 3)]
+)
+def test_a_window_that_may_overlap(start, at, size):
+    """(6) Some of it is written, or it is moved to where it is in range."""
+    alone(FORWARD, rows(start, at, size), "f32[16]", "f32[2]", fires=False)
+
+
+def test_a_window_apart_of_what_is_kept():
+    """(6) The written array is needed as it is: reading the old one would keep both."""
+
+    def program(b, u):
+        def step(b, i):
+            d = write(b, u, i)
+            return d, read(d, i - 2)
+
+        return lax.scan(step, b, jnp.arange(2, 6))
+
+    alone(FORWARD, program, "f32[16]", "f32[2]", fires=False)
+
+
+def test_a_window_apart_that_is_read_for_its_update():
+    """(6) XLA adds to each of two windows in place."""
+
+    def program(b, u):
+        def step(b, _):
+            for start in (0, 4):
+                b = write(b, read(b, start) + u, start)
+            return b, None
+
+        return lax.scan(step, b, length=4)[0]
+
+    alone(FORWARD, program, "f32[32]", "f32[2]", fires=False)
+
+
+def test_a_window_apart_outside_of_loops():
+    """(6) Only windows of what was written are needed."""
+
+    def program(b, u):
+        d = write(b, u, 2)
+        return read(d, 4), d[:2]
+
+    check_rewrite(
+        FORWARD,
+        program,
+        "f32[64]",
+        "f32[2]",
+        diff="""
+            fn (b:f32[64], u:f32[2]) {
+              d:f32[64] = dynamic_update_slice b u 2
+          -   d1:f32[2] = dynamic_slice d 4
+          +   d1:f32[2] = dynamic_slice b 4
+          -   s:f32[2] = slice[:2] d
+          +   s:f32[2] = slice[:2] b
+              return d1, s
+            }
+        """,
+    )
+
+
+def test_keys_of_a_window_apart():
+    """(6) Nothing is selected: any dtype will do."""
+
+    def program(b, u):
+        d = b.at[2].set(u)
+        return d[4], d[0]
+
+    keys = jax.random.split(jax.random.key(0), 64)
+    alone(FORWARD, program, keys, keys[0], fires=True)
+
+
+def test_another_type_of_a_window_apart():
+    """(6) A weak type may become a strong one when it is written to."""
+
+    def program(u):
+        d = lax.dynamic_update_slice(lax.full((64,), 1.0), u, (2,))
+        return d[4], d[0]
+
+    alone(FORWARD, program, "f32[2]", fires=False)

@@ -502,7 +502,74 @@ def test_columns_at_constants():
         return lax.scan(step, a, (xs, rows))[0]
 
     graph = alone(NARROW, program, "f32[3,9]", "f32[5,1,4]", "i32[5]", fires=True)
-    assert carried(graph) == [(3, 4), (3, 3)]
+    assert carried(graph) == [(3, 4), (3,)]  # the last row only
+
+
+def fields(a):
+    """A step reads a row, writes another, and then over the first."""
+
+    def step(a, _):
+        old = a[0]
+        a = a.at[1].set(a[1] * old[::-1])
+        return a.at[0].set(old + a[1]), None
+
+    return lax.scan(step, a, length=4)[0]
+
+
+def test_few_rows():
+    """XLA copies the array, as a row is read before another is written: each is carried."""
+    check_rewrite(
+        NarrowCarriedArrays(),
+        fields,
+        "f32[2,4000]",
+        simplify=True,
+        diff="""
+          fn (a:f32[2,4000]) {
+        +   d2:f32[1,4000] = dynamic_slice a 0 0
+        +   d3:f32[1,4000] = dynamic_slice a 1 0
+        +   r3:f32[4000] = reshape d2
+        +   r4:f32[4000] = reshape d3
+        -   c:f32[2,4000] = scan[4] carry(c=a) {
+        +   c1:f32[4000], c2:f32[4000] = scan[4] carry(c1=r3, c2=r4) {
+        -     s:f32[1,4000] = slice[:1, :] c
+        -     s1:f32[4000] = squeeze s
+        -     s2:f32[1,4000] = slice[1:, :] c
+        -     s3:f32[4000] = squeeze s2
+        -     r:f32[4000] = rev[dimensions=(0,)] s1
+        +     r:f32[4000] = rev[dimensions=(0,)] c1
+        -     m:f32[4000] = mul s3 r
+        +     m:f32[4000] = mul c2 r
+        -     r1:f32[1,4000] = reshape m
+        -     d:f32[2,4000] = dynamic_update_slice c r1 1 0
+        -     s4:f32[1,4000] = slice[1:, :] d
+        -     s5:f32[4000] = squeeze s4
+        -     a:f32[4000] = add s1 s5
+        +     a:f32[4000] = add c1 m
+        -     r2:f32[1,4000] = reshape a
+        -     d1:f32[2,4000] = dynamic_update_slice d r2 0 0
+        -     yield carry(d1)
+        +     yield carry(a, m)
+            }
+        +   r5:f32[1,4000] = reshape c1
+        +   r6:f32[1,4000] = reshape c2
+        +   d4:f32[2,4000] = dynamic_update_slice a r5 0 0
+        +   d5:f32[2,4000] = dynamic_update_slice d4 r6 1 0
+        -   return c
+        +   return d5
+          }
+        """,
+    )
+
+
+def test_few_rows_that_stay():
+    """Cost: nothing is copied; or the array is copied as fast as one more is carried."""
+
+    def in_place(a):
+        step = lambda a, _: (a.at[1].set(jnp.sin(a[1])), None)
+        return lax.scan(step, a, length=4)[0]
+
+    check_refuses(NarrowCarriedArrays(), fields, "f32[2,8]", because="as fast as one more")
+    check_refuses(NarrowCarriedArrays(), in_place, "f32[2,4000]", because="adds to windows")
 
 
 def test_windows_at_constants_that_stay():

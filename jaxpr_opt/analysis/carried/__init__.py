@@ -3,6 +3,7 @@
 ==========================  =======================================================================
 `buffers`                   all accesses to a carried array: a `Buffer`
 `overwritten`               reads of what a write overwrites
+`earlier_reads`             reads of what was written that may come before the write
 `blocks`                    the rows of a buffer that a loop touches
 `moved_reads`               windows of a moved buffer, and which of its operands these are
 `sliding`, `sliding_costs`  a window that slides over a buffer, and whether to stack it

@@ -45,6 +45,11 @@ class Touched:
         """How many rows are touched."""
         return sum(rows.size for rows in self.blocks)
 
+    @property
+    def is_of_few_rows(self) -> bool:
+        """Whether the array has few rows in all."""
+        return self.buffer.carry.param.shape[self.axis] <= limits.ROWS_CARRIED
+
     def shape(self, size: int) -> tuple[int, ...]:
         """Of so many rows."""
         array = self.buffer.carry.param.shape
@@ -96,20 +101,33 @@ def _divided(start: Affine, scan: Scan) -> tuple[Affine, Affine]:
 
 
 def standing_blocks(found: Buffer) -> tuple[RowRange, ...]:
-    """Blocks of rows at constants that all accesses are in, along the first long axis that has
-    several, or few rows in one.
+    """Blocks of rows at constants that all accesses are in, along the first axis that has several,
+    or few rows in one; rather a long one, and a short one only if nothing moves along others, as
+    `stack-carried-updates` else takes its rows apart.
     """
-    for axis, n in enumerate(found.carry.param.shape):
-        extents = [access.window[axis] for access in found.accesses]
-        starts = [e.start.offset for e in extents if e.start is not None and e.start.is_constant]
-        # Condition 2 of narrow-carried-arrays.
-        if n <= limits.ROWS_CARRIED or len(starts) < len(extents):
-            continue
-        spans = [range(at, at + e.size) for at, e in zip(starts, extents, strict=True)]
-        blocks = _joined(spans)
-        if len(blocks) > 1 or not cost_model().is_most(len(blocks[0]), n):
+    shape = found.carry.param.shape
+    short = [axis for axis, n in enumerate(shape) if n <= limits.ROWS_CARRIED]
+    long = [axis for axis in range(len(shape)) if axis not in short]
+    for axis in long if _moves(found) else [*long, *short]:
+        blocks = _standing_along(axis, found)
+        if len(blocks) > 1 or (blocks and not cost_model().is_most(len(blocks[0]), shape[axis])):
             return tuple(RowRange(axis, Affine(block.start), len(block)) for block in blocks)
     return ()
+
+
+def _standing_along(axis: int, found: Buffer) -> list[range]:
+    extents = [access.window[axis] for access in found.accesses]
+    starts = [e.start.offset for e in extents if e.start is not None and e.start.is_constant]
+    # Condition 2 of narrow-carried-arrays.
+    if len(starts) < len(extents):
+        return []
+    return _joined([range(at, at + e.size) for at, e in zip(starts, extents, strict=True)])
+
+
+def _moves(found: Buffer) -> bool:
+    """Whether a window is known to be elsewhere in each step."""
+    starts = [extent.start for access in found.accesses for extent in access.window]
+    return any(start is not None and not start.is_constant for start in starts)
 
 
 def _joined(spans: Sequence[range]) -> list[range]:

@@ -59,7 +59,7 @@ def _is_written(read: Access, made_by: Op) -> bool:
 def is_around(read: Access, write: Access) -> bool:
     """Whether a read may and should go around a write."""
     may = are_comparable(read, write)  # (4)
-    return may and not _is_more_than_array(read) and _is_only_read(write)
+    return may and not _is_more_than_array(read) and is_only_read(write)
 
 
 def is_overwritten(write: Access) -> bool:
@@ -67,10 +67,10 @@ def is_overwritten(write: Access) -> bool:
     copy it for what is read in between.
     """
     small = cost_model().is_no_line(write.op.result.nbytes)
-    return loop_of(write.op) is not None and not small and bool(_further(write))
+    return loop_of(write.op) is not None and not small and bool(further_writes(write))
 
 
-def _further(write: Access) -> list[Access]:
+def further_writes(write: Access) -> list[Access]:
     """The next writes to a written array."""
     array = write.op.result
     found = [each for user in array.users if (each := access(user)) is not None]
@@ -82,7 +82,7 @@ def is_around_in_step(read: Access, write: Access) -> bool:
     writes to that array again: XLA would read the window by itself, repeat the write there, and
     copy the array.
     """
-    region, further = write.op.region, _further(write)
+    region, further = write.op.region, further_writes(write)
     # Condition 3 of read-around-writes.
     if not further or loop_of(write.op) is None or read.op.region is not region:
         return False
@@ -124,10 +124,10 @@ def _so_far(array: Value) -> Iterator[Access]:
 def _all_writes(write: Access) -> Iterator[Access]:
     """The writes of a step that lead to this one, and from it."""
     yield from _so_far(write.op.result)
-    later = _further(write)
+    later = further_writes(write)
     while later:
         yield later[0]
-        later = _further(later[0])
+        later = further_writes(later[0])
 
 
 def _meets_branches(write: Access) -> bool:
@@ -154,7 +154,7 @@ def _is_more_than_array(read: Access) -> bool:
     return False
 
 
-def _is_only_read(write: Access) -> bool:
+def is_only_read(write: Access) -> bool:
     """Whether a written array, maybe written again, would be dropped but for what reads windows of
     it; or selected where it is written (`sink-select-into-update`).
     """

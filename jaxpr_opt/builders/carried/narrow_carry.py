@@ -17,7 +17,7 @@ from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.bridge.parameters import has_numbers
 from jaxpr_opt.bridge.slicing import read_window, write_window
 from jaxpr_opt.builders.step_numbers import number_of
-from jaxpr_opt.ir.graph import Carry, Scan, Value
+from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
 
@@ -28,16 +28,37 @@ def carry_blocks(touched: Touched, rw: Rewriter) -> None:
     assert isinstance(scan, Scan)
     starts = [number_of(rows.start, rw, before=scan) for rows in touched.blocks]
     sizes = [rows.size for rows in touched.blocks]
-    inits = [_taken(touched, n, start, rw) for n, start in zip(sizes, starts, strict=True)]
+    shapes = [touched.shape(n) for n in sizes]
+    carried = [_carried(touched, rows) for rows in touched.blocks]
+    taken = [_taken(touched, n, start, rw) for n, start in zip(sizes, starts, strict=True)]
+    inits = _reshaped(taken, carried, scan, rw)
     params = [rw.new_value(init.aval, carry.param.name) for init in inits]
     results = [rw.new_value(init.aval) for init in inits]
-    ends = _repeated(touched, params, rw)
+    first = next(iter(scan.body.ops))
+    ends = _repeated(touched, _reshaped(params, shapes, first, rw), rw)
+    ends = _reshaped(ends, carried, scan.body.terminator, rw)
     if carry.result.uses:
         rw.replace(carry.result, _put_back(touched, starts, results, rw))
     new = map(Carry, inits, params, ends, results)
     rw.set_scan(scan, carries=[*(c for c in scan.carries if c.param is not carry.param), *new])
     for op in reversed(found.ops):
         rw.erase(op)
+
+
+def _carried(touched: Touched, rows: RowRange) -> tuple[int, ...]:
+    """The shape in which rows are carried: XLA divides an array among threads along its first axis,
+    so that one row of few is carried without the axis of the rows.
+    """
+    shape, axis = touched.shape(rows.size), rows.axis
+    is_alone = rows.size == 1 and rows.start.is_constant and touched.is_of_few_rows
+    return (*shape[:axis], *shape[axis + 1 :]) if is_alone else shape
+
+
+def _reshaped(
+    values: Sequence[Value], shapes: Sequence[tuple[int, ...]], before: Op, rw: Rewriter
+) -> list[Value]:
+    pairs = zip(values, shapes, strict=True)
+    return [v if v.shape == shape else rw.reshape(v, shape, before=before) for v, shape in pairs]
 
 
 def _repeated(touched: Touched, params: Sequence[Value], rw: Rewriter) -> Sequence[Value]:
@@ -92,8 +113,8 @@ def _put_back(
     def put(array: jax.Array, part: jax.Array, at: jax.Array) -> jax.Array:
         return write_window(array, part, _at(touched, at))
 
-    whole = carry.init
-    for start, block in zip(starts, blocks, strict=True):
+    whole, shapes = carry.init, [touched.shape(rows.size) for rows in touched.blocks]
+    for start, block in zip(starts, _reshaped(blocks, shapes, after, rw), strict=True):
         whole = rw.typed(put, carry.result.aval, whole, block, start, before=after)
     return whole
 

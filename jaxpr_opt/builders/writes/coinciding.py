@@ -13,7 +13,7 @@ from jax import lax
 from jaxpr_opt.analysis.values.constants import is_weak, strong
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.windows.coinciding import batch, single_axes
-from jaxpr_opt.bridge.parameters import has_numbers, mode_of
+from jaxpr_opt.bridge.parameters import has_numbers, mode_of, numbers_of
 from jaxpr_opt.bridge.slicing import in_range
 from jaxpr_opt.ir.graph import Value
 
@@ -37,6 +37,17 @@ def read_around(read: Access, write: Access) -> tuple[Callable[..., jax.Array], 
         return lax.select_n(_coincide(read, here, write, there), old, new)
 
     return fun, (write.array, write.value, *read.indices, *write.indices)
+
+
+def kept(write: Access, index: jax.Array) -> jax.Array:
+    """Which elements of its value a scatter does not drop."""
+    numbers = numbers_of(write.op)
+    axes = numbers.scatter_dims_to_operand_dims
+    last = [write.array.shape[d] - write.window[d].size for d in axes]
+    rows = jnp.all((index >= 0) & (index <= jnp.array(last, index.dtype)), axis=-1)
+    shape = write.value.shape
+    lead = [d for d in range(len(shape)) if d not in numbers.update_window_dims]
+    return lax.broadcast_in_dim(rows, shape, lead)
 
 
 def _coincide(
