@@ -24,7 +24,7 @@ zeros, `pad`, `concatenate`, sums of these, and loops that add them up.
 Sound when
 
 1. the array that receives the windows is zero everywhere else, because acc + 0 is acc, up to the
-   sign of zero; with the windows in it, only the sum reads it;
+   sign of zero; with the windows in it, only the sum reads it, or sums of which each adds them;
 2. no element gets two windows, because ``acc + (u + v)`` is not ``(acc + u) + v``: several windows
    are proved disjoint, those of one `scatter-add` unique, and those of the steps of an inner loop,
    which then adds to the accumulator itself, adjacent; integers need none of this;
@@ -40,16 +40,15 @@ steps, or in a second array, and then moved window by window
 (`jaxpr_opt/builders/sparse/reduction_privatization.py`).
 
 Cost: a step costs the windows instead of the array. It fires only if that is less for all windows
-that are added one after the other. XLA fuses the arrays that the transpose of a stencil adds into
-one sum, and tests every window at every element. It fires in the body of a loop whose accumulator
-is a buffer updated in place, or has just been written to, and which nothing reads afterwards:
-elsewhere one dense sum, fused with its operands, is as fast (4 MB on CPU: 62 us dense, 89 us in
-place), unless windows are scattered in each row of a batch, which XLA does not fuse. XLA finds the
-simplest case itself, but not pads, sums of windows, batches of writes and nested loops (500 steps,
-table of 128 KB: two windows 11.6 ms before and 11 us after). Slots take 0.06 to 0.97 of the time of
-the dense sum (tables of 4 KB to 1 MB, 4 to 1024 steps) and one number for a window; a second array
-takes longer, and as much memory as the first. Both fire only if the windows are small beside the
-array.
+that are added in a row. XLA fuses the arrays that the transpose of a stencil adds into one sum, and
+tests every window at every element. It fires in the body of a loop whose accumulator is a buffer
+updated in place, or has just been written to, and which nothing reads afterwards: elsewhere one
+dense sum, fused with its operands, is as fast (4 MB on CPU: 62 us dense, 89 us in place), unless
+windows are scattered in each row of a batch, which XLA does not fuse. XLA finds the simplest case
+itself, but not pads, sums of windows, batches of writes and nested loops (500 steps, table of 128
+KB: two windows 11.6 ms before and 11 us after). Slots take 0.06 to 0.97 of the time of the dense
+sum (tables of 4 KB to 1 MB, 4 to 1024 steps) and one number for a window; a second array takes
+longer, and as much memory as the first. Both fire only if the windows are small beside the array.
 Source: XLA's algebraic simplifier; Shaikhha et al., "Efficient Differentiable Programming in a
 Functional Array-Processing Language", arXiv:1806.02136 (what a dense one-hot cotangent costs).
 """
@@ -69,6 +68,7 @@ from jaxpr_opt.analysis.sparse.sums import (
     ComparedWrites,
     added_in_a_row,
     compared_writes,
+    is_read_beside,
     is_scattered_in_rows,
     loop_with_own_windows,
 )
@@ -131,7 +131,7 @@ class AccumulateSparseCotangents(Pass[Sum]):
 
     def refuse(self, match: Sum) -> str | None:
         op, array, result = match.op, match.array, match.op.result
-        if [use.op for use in match.dense.uses] != [op]:  # (1)
+        if is_read_beside(match.dense, op, is_one_by_one(match.chain, array.dtype)):  # (1)
             return f"{match.dense.label} is read elsewhere"
         is_alike = array.shape == match.dense.shape == result.shape
         if not is_alike or is_weak(array) != is_weak(result):  # (3)

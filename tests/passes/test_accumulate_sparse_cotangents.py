@@ -209,6 +209,54 @@ def test_in_a_while():
     alone(DIRECT, program, "f32[8,2]", "f32[1,2]", "i32[]", fires=True)
 
 
+def test_a_piece_that_is_added_twice():
+    """What the transpose of ``x[i] @ x[i]`` adds: both sums are in place."""
+
+    def step(c, u, i):
+        piece = lax.dynamic_update_slice(jnp.zeros(8), u, (i,))
+        return (c + piece) + piece
+
+    check_rewrite(
+        DIRECT,
+        looped(step),
+        "f32[8]",
+        "f32[5,1]",
+        "i32[5]",
+        diff="""
+          fn (c:f32[8], us:f32[5,1], idx:i32[5]) {
+            c1:f32[8] = scan[5] carry(c=c) xs(x=us, x1=idx) {
+        -     b:f32[8] = broadcast_in_dim 0.0
+              l:bool[] = lt x1 0
+              a:i32[] = add x1 8
+              s:i32[] = select_n l x1 a
+        +     d1:f32[1] = dynamic_slice c s
+        +     a3:f32[1] = add d1 x
+        -     d:f32[8] = dynamic_update_slice b x s
+        +     d:f32[8] = dynamic_update_slice c a3 s
+        -     a1:f32[8] = add c d
+        -     a2:f32[8] = add a1 d
+        +     d2:f32[1] = dynamic_slice d s
+        +     a4:f32[1] = add d2 x
+        +     d3:f32[8] = dynamic_update_slice d a4 s
+        -     yield carry(a2)
+        +     yield carry(d3)
+            }
+            return c1
+          }
+        """,
+    )
+
+
+def test_a_piece_that_is_added_in_two_loops():
+    """(1) One sum is of another step."""
+
+    def step(c, u, i):
+        piece = dense(c, u, i)
+        return lax.fori_loop(0, 2, lambda _, c: c + piece, c + piece)
+
+    check_refuses(DIRECT, looped(step), *TYPES, because="is read elsewhere")
+
+
 def twice(c, u, i):
     piece = dense(c, u, i)
     return c + piece, jnp.sum(piece)

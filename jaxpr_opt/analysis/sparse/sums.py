@@ -40,6 +40,16 @@ def added_in_a_row(op: Op) -> list[int]:
     return [link.nbytes for link in links if isinstance(link, Piece)]
 
 
+def is_read_beside(dense: Value, op: Op, is_each_added: bool) -> bool:
+    """Whether more than a sum reads windows in zeros, but for other sums of the step if each adds
+    the windows where they belong.
+    """
+    others = {user for user in dense.users if user is not op}
+    sums = {user for user in others if user.name in SUMS and user.region is op.region}
+    # Condition 1 of accumulate-sparse-cotangents.
+    return bool(others - sums if is_each_added else others)
+
+
 def is_scattered_in_rows(array: Value) -> bool:
     """Whether small windows were scattered last, in each row of a batch: XLA fuses no sum of these,
     nor joins them.
