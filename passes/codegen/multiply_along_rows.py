@@ -22,13 +22,14 @@ makes ``x.T @ ct`` of. The fence keeps it from that. Sound, up to rounding, when
 1. the product sums along the same axes, and its own come out in the same order;
 2. types and the op do not say which device holds which rows.
 
-Cost: none for a vector, if nothing else reads the transpose; for matrices one op, and the result
-once more. It fires where reading so many numbers across the rows takes longer than starting an op;
-and, of two matrices, than writing the result again, if the larger one exceeds the first cache. By a
-vector 128 x 128 to 512 x 512 numbers take 0.14 to 0.03 times as long, the lasso, Sinkhorn's and a
-power iteration 0.06 to 0.1. By 2 to 64 columns 128 x 512 to 512 x 512 take 0.06 to 0.6 times as
-long, batches of eight 256 x 256 by 8 columns 0.2 (JAX 0.10 and 0.12). Matrices of complex numbers
-take 1.3 to 1.6 times as long, and stay.
+Cost: none for a vector, if only products read the transpose, which XLA else makes, before a loop,
+too (conjugate gradients of normal equations: 0.02 to 0.2, in no more memory); for matrices one op,
+and the result once more. It fires where reading so many numbers across the rows takes longer than
+starting an op; and, of two matrices, than writing the result again, if the larger one exceeds the
+first cache. By a vector 128 x 128 to 512 x 512 numbers take 0.14 to 0.03 times as long, the lasso,
+Sinkhorn's and a power iteration 0.06 to 0.1. By 2 to 64 columns 128 x 512 to 512 x 512 take 0.06 to
+0.6 times as long, batches of eight 256 x 256 by 8 columns 0.2 (JAX 0.10 and 0.12). Matrices of
+complex numbers take 1.3 to 1.6 times as long, and stay.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class MultiplyAlongRows(Pass[FactorAcross]):
         for position, factor in enumerate(op.operands):
             is_by_vector = _free(op, 1 - position) == 1
             if is_by_vector:
-                is_across = _is_made_there(factor, op) and not numbers_of(op)[1][0]
+                is_across = _is_transposed(factor) and not numbers_of(op)[1][0]
                 is_across = is_across and _keeps_order(op, position)  # (1)
             else:
                 is_larger = factor.size > op.operands[1 - position].size
@@ -132,9 +133,9 @@ def _free(product: Op, position: int) -> int:
     return prod(size for axis, size in enumerate(shape) if axis not in others)
 
 
-def _is_made_there(factor: Value, product: Op) -> bool:
-    """Whether a factor is a transpose, made where it is read, and that by products only."""
-    if factor.op is None or factor.op.name != "transpose" or factor.op.region is not product.region:
+def _is_transposed(factor: Value) -> bool:
+    """Whether a factor is a transpose that only products read, here or further in."""
+    if factor.op is None or factor.op.name != "transpose":
         return False
     return all(user.name == "dot_general" for user in factor.users)
 
