@@ -66,6 +66,7 @@ from jaxpr_opt.analysis.carried.buffers import (
     is_made_by_a_loop,
     is_read_outside,
 )
+from jaxpr_opt.analysis.carried.sliding_costs import is_partly_written
 from jaxpr_opt.analysis.steps.one_function import unknown_op
 from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.analysis.values.renaming import original
@@ -143,8 +144,8 @@ def _why_left_in_place(touched: Touched) -> str | None:
     found = touched.buffer
     name = found.carry.param.name or "the array"
     if not touched.blocks[0].start.steps:
-        is_few = touched.is_of_few_rows
-        if copied_by(found) is None if is_few else not _is_gone_through(found):
+        stays = _is_as_good(touched) if touched.is_of_few_rows else not _is_gone_through(found)
+        if stays:
             return f"XLA adds to windows of {name} in place"
         if not cost_model().outlasts(found.carry.param.nbytes, cost_model().started(1)):
             return f"{name} is written as fast as one more array is carried"
@@ -156,6 +157,14 @@ def _why_left_in_place(touched: Touched) -> str | None:
     if unheld or is_made_by_a_loop(outer.init):
         return f"XLA already updates {name} in place"
     return None
+
+
+def _is_as_good(touched: Touched) -> bool:
+    """Whether XLA updates an array of few rows in place, or does so behind a fence: not where whole
+    rows are written.
+    """
+    found = touched.buffer
+    return copied_by(found) is None or is_partly_written(found, touched.axis)
 
 
 def _is_gone_through(found: Buffer) -> bool:

@@ -571,6 +571,14 @@ def test_few_rows_that_stay():
     check_refuses(NarrowCarriedArrays(), fields, "f32[2,8]", because="as fast as one more")
     check_refuses(NarrowCarriedArrays(), in_place, "f32[2,4000]", because="adds to windows")
 
+    def partly(a, places):
+        step = lambda a, i: (a.at[1, i].set(a[0, i]).at[0, i - 1].set(a[1, i] + a[0, i]), None)
+        return lax.scan(step, a, places)[0]
+
+    check_refuses(
+        NarrowCarriedArrays(), partly, "f32[2,4000]", "i32[5000]", because="adds to windows"
+    )
+
 
 def test_windows_at_constants_that_stay():
     """Cost: nothing is gained, or scalars would be carried."""

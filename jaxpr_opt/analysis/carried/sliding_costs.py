@@ -48,7 +48,7 @@ def why_left_in_place(scan: Scan, found: Buffer, window: Window) -> str | None:
         return streamed
     if differentiated or _comes_apart(found, window):
         return None
-    if is_partly_written(found, window):
+    if is_partly_written(found, window.axis):
         return f"XLA already updates {name} in place; streaming would move whole rows"
     return None
 
@@ -81,11 +81,11 @@ def _comes_apart(found: Buffer, window: Window) -> bool:
     return in_rows and along == axis and len(made.operands) == window.size
 
 
-def is_partly_written(found: Buffer, window: Window) -> bool:
+def is_partly_written(found: Buffer, axis: int) -> bool:
     """Whether a step writes only a part of a row."""
-    across = [n for d, n in enumerate(found.carry.param.shape) if d != window.axis]
+    across = [n for d, n in enumerate(found.carry.param.shape) if d != axis]
     return any(
-        [e.size for d, e in enumerate(each.window) if d != window.axis] != across
+        [e.size for d, e in enumerate(each.window) if d != axis] != across
         for each in found.accesses
         if each.kind != "read"
     )

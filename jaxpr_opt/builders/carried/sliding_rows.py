@@ -26,7 +26,7 @@ def slide(scan: Scan, found: Buffer, window: Window, rw: Rewriter) -> None:
     init = rw.insert(strong, carry.init, before=scan) if is_weak(carry.init) else carry.init
     number = (
         uniform(init)
-        if is_partly_written(found, window)
+        if is_partly_written(found, window.axis)
         else _number(init, window.axis, window.incoming)
     )
     entering, streams = _entering(scan, init, number, window, rw)
