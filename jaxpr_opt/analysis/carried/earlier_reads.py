@@ -5,24 +5,20 @@ from __future__ import annotations
 from jaxpr_opt.analysis.carried.buffers import is_read_for
 from jaxpr_opt.analysis.sparse.disjoint_pieces import apart
 from jaxpr_opt.analysis.windows.access import Access
-from jaxpr_opt.analysis.writes.written_windows import (
-    further_writes,
-    is_only_read,
-    is_overwritten,
-)
+from jaxpr_opt.analysis.writes.written_windows import further_writes, is_overwritten
 
 
 def is_before(read: Access, write: Access) -> bool:
     """Whether a read may and should be of the array as it was before the write: the two windows are
-    apart, and nothing but windows is needed of the written array, or a step writes to it again, but
-    not over what was read for that: XLA updates it in place.
+    apart, and a step writes to the array again, but not over what was read for that: XLA updates it
+    in place.
     """
     made = write.op.result
     # Condition 6 of forward-written-windows.
     may = apart(read.window, write.window) and made.exact_type == write.array.exact_type
-    if not may or any(_is_updated(read, further) for further in further_writes(write)):
+    if not may or not is_overwritten(write):
         return False
-    return is_overwritten(write) or is_only_read(write)
+    return not any(_is_updated(read, further) for further in further_writes(write))
 
 
 def _is_updated(read: Access, write: Access) -> bool:

@@ -59,7 +59,7 @@ def _is_written(read: Access, made_by: Op) -> bool:
 def is_around(read: Access, write: Access) -> bool:
     """Whether a read may and should go around a write."""
     may = are_comparable(read, write)  # (4)
-    return may and not _is_more_than_array(read) and is_only_read(write)
+    return may and not _is_more_than_array(read) and _is_only_read(write)
 
 
 def is_overwritten(write: Access) -> bool:
@@ -154,7 +154,7 @@ def _is_more_than_array(read: Access) -> bool:
     return False
 
 
-def is_only_read(write: Access) -> bool:
+def _is_only_read(write: Access) -> bool:
     """Whether a written array, maybe written again, would be dropped but for what reads windows of
     it; or selected where it is written (`sink-select-into-update`).
     """
