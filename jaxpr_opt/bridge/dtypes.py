@@ -164,15 +164,18 @@ def has_zero(dtype: Any) -> bool:
 
 def neutral(dtype: Any, combine: str) -> Any:
     """The element `e` with ``combine(x, e) = x`` for all `x`, where `combine` is one of `add`,
-    `mul`, `min` and `max`; None if there is none.
+    `mul`, `min` and `max`, or of whole numbers and truth values also `and`, `or` and `xor`; None if
+    there is none.
 
     The complex 1 is 1 + 0i, and 0 * inf is NaN.  Where zero is no element, XLA makes NaN of the
     least: it computes with it as with a float32, which is flushed to zero.
     """
     if not has_zero(dtype):
         return None
-    if combine == "add":
+    if combine in {"add", "or", "xor"}:
         return 0
+    if combine == "and":
+        return np.invert(np.zeros((), dtype)).item()
     if combine == "mul":
         return 1 if is_real(dtype) else None
     found = extremes(dtype)

@@ -20,7 +20,7 @@ from jaxpr_opt.testing import (
     traced,
 )
 from tests.graphs import scans
-from tests.loops import measured
+from tests.loops import alone, measured
 from tests.prices import FREE
 
 REDUCE = ReduceStackedRows()
@@ -200,6 +200,31 @@ def test_the_same_bits(program, x):
     assert_same_bits(evaluate_exactly(before, x), evaluate_exactly(after, x))
     stacks = [stack for op in scans(after) for stack in op.stacks]
     assert all(len(stack.result.uses) for stack in stacks)
+
+
+NARROW = ["bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "int8", "uint8"]
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_narrow_types(name):
+    """(2) Some floats have no infinity that a maximum could begin with."""
+
+    def program(x):
+        ys = stacked(x, reverse=True).astype(name)
+        return lax.reduce_max(ys, (0,)), lax.reduce_min(ys, (0, 2))
+
+    x = -jnp.linspace(1.0, 3.0, 12).reshape(4, 3)
+    alone(REDUCE, program, x, fires=True, phase="final")
+
+
+def test_a_type_without_zero():
+    """(2) XLA computes with its least number as with zero."""
+
+    def program(x):
+        step = lambda c, _: (c * 0.5, c.astype("float8_e8m0fnu"))
+        return lax.reduce_max(lax.scan(step, x, length=5)[1], (0,))
+
+    alone(REDUCE, program, "f32[4,3]", fires=False, phase="final")
 
 
 def averaged(x):

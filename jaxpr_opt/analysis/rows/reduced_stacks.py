@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand, row_axis
 from jaxpr_opt.analysis.rows.row_readers import is_by_row, made_before
 from jaxpr_opt.analysis.rows.streamed_rows import is_new
@@ -17,7 +15,11 @@ from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.nesting import dominates
 from jaxpr_opt.ir.traits import PICKING, REDUCING, can_move
 
-_COMBINING = PICKING | {"reduce_prod", "reduce_sum", "reduce_xor"}
+_COMBINING = {
+    "reduce_and": "and", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or",
+    "reduce_prod": "mul", "reduce_sum": "add", "reduce_xor": "xor",
+}  # fmt: skip
+"""Reductions, by the op that combines two rows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,29 +84,19 @@ def _is_in_any_order(op: Op) -> bool:
     if op.name not in _COMBINING or not can_move(op) or is_sharded(op.result):
         return False
     # Condition 2 of reduce-stacked-rows.
+    if first_of(op) is None:
+        return False
+    # Condition 2 of reduce-stacked-rows.
     if op.name not in PICKING and dtypes.is_inexact(op.result.dtype):
         return op.name == "reduce_sum" and not dtypes.is_half(op.result.dtype)
     return dtypes.is_of_bytes(op.result.dtype) and op.result.dtype.kind != "c"
 
 
 def first_of(op: Op) -> Any:
-    """What a reduction begins with: it changes nothing with which it is combined."""
-    dtype = op.result.dtype
-    if op.name in {"reduce_max", "reduce_min"}:
-        return _end(dtype, is_least=op.name == "reduce_max")
-    if op.name == "reduce_and":
-        return np.invert(np.zeros((), dtype)).item()
-    return int(op.name == "reduce_prod")
-
-
-def _end(dtype: Any, *, is_least: bool) -> Any:
-    """The least or the greatest number of a type."""
-    if dtypes.is_inexact(dtype):
-        return -np.inf if is_least else np.inf
-    if dtype == np.bool_:
-        return not is_least
-    info = np.iinfo(dtype)
-    return info.min if is_least else info.max
+    """What a reduction begins with: it changes nothing with which it is combined; None if there is
+    no such number.
+    """
+    return dtypes.neutral(op.result.dtype, _COMBINING[op.name])
 
 
 def _add_row(value: Value, axis: int, found: ReducedStacks) -> bool:
