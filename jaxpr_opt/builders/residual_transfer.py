@@ -103,6 +103,16 @@ def streamed(array: Value, scan: Scan, rw: Rewriter) -> Value:
     return new.param
 
 
+def streamed_along(array: Value, axis: int, scan: Scan, rw: Rewriter, *, before: Op) -> Value:
+    """A row along an axis in a loop's step, with one element along it."""
+    rows = array
+    if axis:
+        order = (axis, *(a for a in range(len(array.shape)) if a != axis))
+        rows = rw.typed(lambda x: lax.transpose(x, order), array.aval, array, before=scan)
+    shape = (*array.shape[:axis], 1, *array.shape[axis + 1 :])
+    return rw.reshape(streamed(rows, scan, rw), shape, before=before)
+
+
 def stacked(value: Value, scan: Scan, rw: Rewriter) -> Value:
     """The stack of a value of a loop's step; of a row of a stream, its operand."""
     stream = scan.stream_of(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,13 @@ from jaxpr_opt.bridge import compat
 from jaxpr_opt.ir.by_element import by_element
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
+
+COMBINED: dict[str, Callable[..., Any]] = {
+    "reduce_and": lax.bitwise_and, "reduce_max": lax.max, "reduce_min": lax.min,
+    "reduce_or": lax.bitwise_or, "reduce_prod": lax.mul, "reduce_sum": lax.add,
+    "reduce_xor": lax.bitwise_xor,
+}  # fmt: skip
+"""What a reduction does with two elements."""
 
 
 def on_others(

@@ -21,13 +21,15 @@ def fenced_swapped(product: Op, rw: Rewriter) -> Value:
     multiply = partial(bound, product, params=swapped(product.params))
     made = rw.insert(multiply, second, first, before=product)
     (there,) = barrier(rw, [made], product)
-    order = back_in_order(product)
+    (contracted, batch), rank = numbers_of(product), len(product.result.shape)
+    free = len(first.shape) - len(contracted[0]) - len(batch[0])
+    order = back_in_order(rank, len(batch[0]), free)
     return rw.typed(lambda x: lax.transpose(x, order), product.result.aval, there, before=product)
 
 
-def back_in_order(product: Op) -> tuple[int, ...]:
-    """Where the axes of a product are in that of its factors in the other order."""
-    (contracted, batch), second = numbers_of(product), product.operands[1]
-    start, rank = len(batch[0]), len(product.result.shape)
-    free = len(second.shape) - len(contracted[1]) - start
-    return (*range(start), *range(start + free, rank), *range(start, start + free))
+def back_in_order(rank: int, batch: int, free: int) -> tuple[int, ...]:
+    """Where the axes of a product are in that of its factors in the other order: the last ones,
+    which are of the first factor alone, come after those of the batch.
+    """
+    end = rank - free
+    return (*range(batch), *range(end, rank), *range(batch, end))

@@ -99,10 +99,8 @@ def is_read_across(product: Op, place: int) -> bool:
     summed, batch = terms[place], batches[place]
     rest = [axis for axis in range(len(value.shape)) if axis not in summed and axis not in batch]
     order = (*batch, *rest, *summed)
-    made = value.op
-    if made is not None and made.name == "transpose" and made.region is product.region:
-        moved = permutation_of(made)
-        value, order = made.operands[0], tuple(moved[axis] for axis in order)
+    if value.op is not None and value.op.region is product.region:
+        value, order = _untransposed(value, order)
     return _is_matrix(order, len(batch)) and not _is_in_place(value.shape, order)
 
 
@@ -158,13 +156,19 @@ def _orders(product: Op) -> Iterator[Order]:
         yield (*batch, *inner)
 
 
+def _untransposed(value: Value, order: Order) -> tuple[Value, Order]:
+    """The array that a value is the transpose of, and the order of its axes; else the same."""
+    if value.op is None or value.op.name != "transpose":
+        return value, order
+    moved = permutation_of(value.op)
+    return value.op.operands[0], tuple(moved[axis] for axis in order)
+
+
 def _is_read_there(value: Value, order: Order, product: Op) -> bool:
     """Whether a product reads an operand in this order without a copy of it, or of the array that
     it is the transpose of.
     """
-    if value.op is not None and value.op.name == "transpose":
-        moved = permutation_of(value.op)
-        value, order = value.op.operands[0], tuple(moved[axis] for axis in order)
+    value, order = _untransposed(value, order)
     return _is_in_place(value.shape, order) or _is_matrix(order, len(numbers_of(product)[1][0]))
 
 

@@ -44,12 +44,13 @@ from jaxpr_opt.analysis.sparse.made_of_rows import MadeOfRows, made_of_rows
 from jaxpr_opt.analysis.sparse.scatter_chains import PIECES, SCATTERS
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of
-from jaxpr_opt.builders.sparse.reduced_rows import COMBINED, reduced
+from jaxpr_opt.builders.sparse.reduced_rows import reduced
 from jaxpr_opt.builders.sparse.repeated_rows import has_rows, is_less
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.ir.graph import Op, Phase
 from jaxpr_opt.ir.rewriter import Rewriter
+from jaxpr_opt.ir.traits import PICKING
 from jaxpr_opt.sizes import bytes_text
 
 
@@ -70,7 +71,7 @@ class ReduceAddedRows(Pass[ReducedRows]):
     name: ClassVar[str] = "reduce-added-rows"
     whole_arrays: ClassVar[bool] = True
     phase: ClassVar[Phase] = "final"
-    primitives: ClassVar[frozenset[str]] = frozenset({*COMBINED, "reduce_sum"})
+    primitives: ClassVar[frozenset[str]] = PICKING | {"reduce_sum"}
     needs: ClassVar[frozenset[str]] = PIECES
 
     @property

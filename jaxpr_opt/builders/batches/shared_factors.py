@@ -17,6 +17,7 @@ from jaxpr_opt.bridge.parameters import (
 )
 from jaxpr_opt.builders.batches.shared_tables import renumbered
 from jaxpr_opt.builders.same_op import bound
+from jaxpr_opt.builders.swapped_factors import back_in_order
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
 
@@ -66,9 +67,6 @@ def product_of_shared(product: Op, position: int, number: int, rw: Rewriter) -> 
 
 
 def _turned(product: Op, params: dict[str, Any], batch: int, free: int, *factors: Any) -> Any:
-    """A product of factors that have changed places, with its axes as they were: the last ones,
-    which are of the second factor alone, come after those of the batch.
-    """
+    """A product of factors that have changed places, with its axes as they were."""
     made = bound(product, *factors, params=params)
-    axes, end = range(made.ndim), made.ndim - free
-    return lax.transpose(made, [*axes[:batch], *axes[end:], *axes[batch:end]])
+    return lax.transpose(made, back_in_order(made.ndim, batch, free))

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxpr_opt.analysis.rows.streamed_rows import StreamedRow, StreamedRows
 from jaxpr_opt.bridge.parameters import dimension_of, of_one_row
-from jaxpr_opt.builders.residual_transfer import streamed
+from jaxpr_opt.builders.residual_transfer import streamed_along
 from jaxpr_opt.builders.same_op import on_others
 from jaxpr_opt.ir.graph import Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
@@ -43,15 +43,9 @@ class _Step:
     def _found(self, row: StreamedRow) -> Value:
         if row.parts is not None:
             return self._made(row)
-        return row.value if row.axis is None else self._streamed(row.value, row.axis)
-
-    def _streamed(self, array: Value, axis: int) -> Value:
-        rows, rw = array, self.rw
-        if axis:
-            order = (axis, *(a for a in range(len(array.shape)) if a != axis))
-            rows = rw.typed(lambda x: lax.transpose(x, order), array.aval, array, before=self.scan)
-        row = streamed(rows, self.scan, rw)
-        return rw.reshape(row, _one(array.shape, axis), before=self.before)
+        if row.axis is None:
+            return row.value
+        return streamed_along(row.value, row.axis, self.scan, self.rw, before=self.before)
 
     def _made(self, row: StreamedRow) -> Value:
         op, axis, parts = row.value.op, row.axis, row.parts

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from jax import lax
-
 from jaxpr_opt.analysis.rows.reduced_stacks import ReducedStacks, first_of
 from jaxpr_opt.analysis.rows.row_axes import axis_of_operand
 from jaxpr_opt.analysis.rows.row_readers import made_before
 from jaxpr_opt.bridge.parameters import of_one_row
-from jaxpr_opt.builders.residual_transfer import streamed
-from jaxpr_opt.builders.same_op import on_others
+from jaxpr_opt.builders.residual_transfer import streamed_along
+from jaxpr_opt.builders.same_op import COMBINED, on_others
 from jaxpr_opt.ir.graph import Carry, Op, Scan, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-
-_COMBINE: dict[str, Callable[..., Any]] = {
-    "reduce_and": lax.bitwise_and,
-    "reduce_max": lax.max,
-    "reduce_min": lax.min,
-    "reduce_or": lax.bitwise_or,
-    "reduce_prod": lax.mul,
-    "reduce_sum": lax.add,
-    "reduce_xor": lax.bitwise_xor,
-}
 
 
 def reduce_in_steps(found: ReducedStacks, rw: Rewriter) -> None:
@@ -54,7 +39,7 @@ def _rows(found: ReducedStacks, rw: Rewriter) -> dict[Value, Value]:
         if stack.result in found.stacks
     }
     for array, axis in found.streamed.items():
-        rows[array] = _streamed(array, axis, scan, rw)
+        rows[array] = streamed_along(array, axis, scan, rw, before=end)
     for value, axis in found.made.items():
         op = value.op
         assert op is not None
@@ -64,20 +49,11 @@ def _rows(found: ReducedStacks, rw: Rewriter) -> dict[Value, Value]:
     return rows
 
 
-def _streamed(array: Value, axis: int, scan: Scan, rw: Rewriter) -> Value:
-    order = (axis, *(a for a in range(len(array.shape)) if a != axis))
-    shape = (*array.shape[:axis], 1, *array.shape[axis + 1 :])
-    rows = array
-    if axis:
-        rows = rw.typed(lambda x: lax.transpose(x, order), array.aval, array, before=scan)
-    return rw.reshape(streamed(rows, scan, rw), shape, before=scan.body.terminator)
-
-
 def _carry(op: Op, row: Value, scan: Scan, rw: Rewriter) -> Carry:
     """What an op makes of the rows so far."""
     end, aval = scan.body.terminator, op.result.aval
     one = on_others(op, [row], rw, before=end)
     init = rw.full(first_of(op), aval, before=scan)
     param, result = rw.new_value(aval), rw.new_value(aval, op.result.name)
-    following = rw.typed(_COMBINE[op.name], aval, param, one, before=end)
+    following = rw.typed(COMBINED[op.name], aval, param, one, before=end)
     return Carry(init, param, following, result)

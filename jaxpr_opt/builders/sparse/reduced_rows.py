@@ -15,16 +15,10 @@ from jax import lax
 from jaxpr_opt.analysis.sparse.made_of_rows import MadeOfRows
 from jaxpr_opt.analysis.sparse.scatter_chains import Piece
 from jaxpr_opt.bridge import dtypes
-from jaxpr_opt.builders.same_op import bound, evaluated, spread
+from jaxpr_opt.builders.same_op import COMBINED, bound, evaluated, spread
 from jaxpr_opt.builders.sparse.repeated_rows import ScatteredRows
 from jaxpr_opt.ir.graph import Op, Value
 from jaxpr_opt.ir.rewriter import Rewriter
-
-COMBINED = {
-    "reduce_max": lax.max, "reduce_min": lax.min,
-    "reduce_and": lax.bitwise_and, "reduce_or": lax.bitwise_or,
-}  # fmt: skip
-"""What a reduction does with two elements, where an element may come several times."""
 
 
 def reduced(op: Op, made: MadeOfRows, rw: Rewriter) -> Value:
