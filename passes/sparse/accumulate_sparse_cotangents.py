@@ -131,7 +131,7 @@ class AccumulateSparseCotangents(Pass[Sum]):
 
     def refuse(self, match: Sum) -> str | None:
         op, array, result = match.op, match.array, match.op.result
-        if is_read_beside(match.dense, op, is_one_by_one(match.chain, array.dtype)):  # (1)
+        if is_read_beside(match.dense, op, match.chain):  # (1)
             return f"{match.dense.label} is read elsewhere"
         is_alike = array.shape == match.dense.shape == result.shape
         if not is_alike or is_weak(array) != is_weak(result):  # (3)

@@ -119,7 +119,8 @@ class ForwardWrittenWindows(Pass[Found]):
 
     def find(self, op: Op) -> Iterator[Found]:
         made_by = op.operands[0].op
-        if made_by is not None and made_by.name in ELEMENTWISE:
+        is_static = op.name == "slice"
+        if made_by is not None and made_by.name in ELEMENTWISE and not is_static:
             made = made_of_written(op, made_by)  # (5)
             if made is not None:
                 says = f"{op.name} reads what {made_by.name} makes of what was written"
@@ -134,8 +135,8 @@ class ForwardWrittenWindows(Pass[Found]):
             yield ReadBack(op, says, write, is_cleanup=not is_overwritten(write))
         elif read is not None and is_before(read, write):  # (6)
             says = f"{op.name} reads nothing of what {write.op.name} has written"
-            yield ReadBefore(op, says, write, is_cleanup=not is_overwritten(write))
-        elif read is not None and op.name != "slice" and is_around(read, write):
+            yield ReadBefore(op, says, write)
+        elif read is not None and not is_static and is_around(read, write):
             says = f"{op.name} reads what was there before, or what {write.op.name} has written"
             yield ReadAround(op, says, read, write, is_cleanup=True)
 

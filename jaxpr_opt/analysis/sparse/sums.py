@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jaxpr_opt.analysis.masks.parts import before_writes, summands
-from jaxpr_opt.analysis.sparse.disjoint_pieces import is_disjoint_between_steps
+from jaxpr_opt.analysis.sparse.disjoint_pieces import is_disjoint_between_steps, is_one_by_one
 from jaxpr_opt.analysis.sparse.scatter_chains import (
     SCATTERS,
     Chain,
@@ -40,14 +40,14 @@ def added_in_a_row(op: Op) -> list[int]:
     return [link.nbytes for link in links if isinstance(link, Piece)]
 
 
-def is_read_beside(dense: Value, op: Op, is_each_added: bool) -> bool:
+def is_read_beside(dense: Value, op: Op, chain: Chain) -> bool:
     """Whether more than a sum reads windows in zeros, but for other sums of the step if each adds
     the windows where they belong.
     """
     others = {user for user in dense.users if user is not op}
     sums = {user for user in others if user.name in SUMS and user.region is op.region}
     # Condition 1 of accumulate-sparse-cotangents.
-    return bool(others - sums if is_each_added else others)
+    return bool(others - sums) or (bool(sums) and not is_one_by_one(chain, dense.dtype))
 
 
 def is_scattered_in_rows(array: Value) -> bool:

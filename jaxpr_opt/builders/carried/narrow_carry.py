@@ -27,14 +27,14 @@ def carry_blocks(touched: Touched, rw: Rewriter) -> None:
     scan, carry = found.loop, found.carry
     assert isinstance(scan, Scan)
     starts = [number_of(rows.start, rw, before=scan) for rows in touched.blocks]
-    sizes = [rows.size for rows in touched.blocks]
-    shapes = [touched.shape(n) for n in sizes]
+    shapes = [touched.shape(rows.size) for rows in touched.blocks]
     carried = [_carried(touched, rows) for rows in touched.blocks]
-    taken = [_taken(touched, n, start, rw) for n, start in zip(sizes, starts, strict=True)]
+    taken = [_taken(touched, shape, at, rw) for shape, at in zip(shapes, starts, strict=True)]
     inits = _reshaped(taken, carried, scan, rw)
     params = [rw.new_value(init.aval, carry.param.name) for init in inits]
     results = [rw.new_value(init.aval) for init in inits]
-    first = next(iter(scan.body.ops))
+    first = scan.body.first
+    assert first is not None
     ends = _repeated(touched, _reshaped(params, shapes, first, rw), rw)
     ends = _reshaped(ends, carried, scan.body.terminator, rw)
     if carry.result.uses:
@@ -93,9 +93,9 @@ def _block_of(touched: Touched, access: Access) -> int:
     return bisect_right(starts, start.offset) - 1
 
 
-def _taken(touched: Touched, size: int, start: Value, rw: Rewriter) -> Value:
-    """So many rows of what the loop starts with."""
-    init, shape = touched.buffer.carry.init, touched.shape(size)
+def _taken(touched: Touched, shape: tuple[int, ...], start: Value, rw: Rewriter) -> Value:
+    """Rows of what the loop starts with, of such a shape."""
+    init = touched.buffer.carry.init
 
     def taken(array: jax.Array, at: jax.Array) -> jax.Array:
         return read_window(array, _at(touched, at), shape)
