@@ -628,3 +628,18 @@ def test_a_window_apart_that_is_read_for_its_update():
         return lax.scan(step, b, length=4)[0]
 
     alone(FORWARD, program, "f32[32]", "f32[2]", fires=False)
+
+
+@pytest.mark.parametrize("fires", [False, True])
+def test_a_window_apart_that_a_product_needs(fires):
+    """(6) The product comes between the two writes as it is; what is fused with the second does not."""
+
+    def program(b, u, m):
+        def step(b, i):
+            d = write(b, u, i)
+            r = read(d, i - 2)
+            return write(d, r * m[0] if fires else m @ r, i + 2), None
+
+        return lax.scan(step, b, jnp.arange(2, 6))[0]
+
+    alone(FORWARD, program, "f32[32]", "f32[2]", "f32[2,2]", fires=fires)
