@@ -21,6 +21,7 @@ from jaxpr_opt.passes.carried.read_before_moving import ReadBeforeMoving
 from jaxpr_opt.passes.carried.shift_in_place import ShiftInPlace
 from jaxpr_opt.passes.carried.trace_back_rows import TraceBackRows
 from jaxpr_opt.passes.codegen.compile_small_loops import CompileSmallLoops
+from jaxpr_opt.passes.codegen.concatenate_padded_windows import ConcatenatePaddedWindows
 from jaxpr_opt.passes.codegen.make_factors_once import MakeFactorsOnce
 from jaxpr_opt.passes.codegen.multiply_along_rows import MultiplyAlongRows
 from jaxpr_opt.passes.codegen.pack_scalars import PackScalars
@@ -178,7 +179,13 @@ STAGES = (
     (PackScalars(),),
     RESIDUALS,
     (*ROWS, *ENDS, AddInPlace(), *CLEANUP),  # nothing can differentiate any more
-    (SelectPaddedNumbers(), MakeFactorsOnce(), MultiplyAlongRows(), RotateLoops()),
+    (
+        ConcatenatePaddedWindows(),
+        SelectPaddedNumbers(),
+        MakeFactorsOnce(),
+        MultiplyAlongRows(),
+        RotateLoops(),
+    ),
     (UnrollSwappedCarries(), WriteInBranches(), ReadAroundWrites(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),

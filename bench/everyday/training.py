@@ -102,7 +102,28 @@ def mean_of_kernels(kernels: tuple[Array, Array], pictures: Array) -> Any:
     return jax.tree.map(lambda row: row.mean(0), rows)
 
 
+def parameters_in_a_vector(vector: Array, x: Array) -> Array:
+    """A network whose weights and biases are cut out of one vector, as optimisers of libraries want
+    them, trained by gradient descent.
+    """
+    sizes, width = (16, 32, 32, 32, 32, 32, 1), 16
+
+    def loss(vector: Array) -> Array:
+        y, at, inputs = x, 0, width
+        for outputs in sizes:
+            end = at + inputs * outputs
+            weights, bias = vector[at:end].reshape(inputs, outputs), vector[end : end + outputs]
+            y, at, inputs = jnp.tanh(y @ weights + bias), end + outputs, outputs
+        return jnp.mean(y**2)
+
+    def step(vector: Array, _: None) -> Any:
+        return vector - 0.1 * jax.grad(loss)(vector), None
+
+    return lax.scan(step, vector, length=20)[0]
+
+
 PROGRAMS: dict[str, Entry] = {
+    "parameters in a vector": forward(parameters_in_a_vector, 0.2 * normal(5073), normal(32, 16)),
     "word vectors": forward(
         word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)
     ),

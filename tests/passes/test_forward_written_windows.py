@@ -632,7 +632,7 @@ def test_a_window_apart_that_is_read_for_its_update():
 
 @pytest.mark.parametrize("fires", [False, True])
 def test_a_window_apart_that_a_product_needs(fires):
-    """(6) The product comes between the two writes as it is; what is fused with the second does not."""
+    """(6) A product comes between the two writes as it is, and what is fused with one does not."""
 
     def program(b, u, m):
         def step(b, i):

@@ -104,8 +104,12 @@ def origin(select: Op, case: int) -> Value:
     return value
 
 
-def summands(op: Op, array: Value | None = None) -> tuple[tuple[Op, ...], list[Value]]:
-    """The additions that compute a sum, last to first, and its terms. `array` is one term."""
+def summands(
+    op: Op, array: Value | None = None, most: int = limits.WRITES_IN_A_ROW
+) -> tuple[tuple[Op, ...], list[Value]]:
+    """The additions that compute a sum, last to first, and its terms. `array` is one term; of more
+    additions than `most`, the first make a term.
+    """
     sums, terms, left = [op], [], list(op.operands)
     while left:
         value = left.pop()
@@ -116,7 +120,7 @@ def summands(op: Op, array: Value | None = None) -> tuple[tuple[Op, ...], list[V
             and inner.region is op.region
             and value is not array
             and len(value.uses) == 1
-            and len(sums) < limits.WRITES_IN_A_ROW
+            and len(sums) < most
         ):
             sums.append(inner)
             left += inner.operands

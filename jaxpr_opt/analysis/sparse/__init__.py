@@ -9,6 +9,7 @@
 `placed_windows`   a window in zeros that is put into larger zeros
 `turned_windows`   windows in zeros that are turned round, or lose an edge
 `mapped_windows`   what is made of a window in zeros, before the write
+`padded_sums`      sums of windows in zeros, at known places
 `made_of_rows`     what elementwise ops make of an array that is zero but for rows
 =================  ===============================================================
 """

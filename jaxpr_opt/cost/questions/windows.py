@@ -8,6 +8,9 @@ from math import gcd
 from jaxpr_opt.cost.prices import Prices, number, quotient
 from jaxpr_opt.ir.graph import Value
 
+_ROWS, _COLUMNS = 4, 8
+"""Arrays that XLA adds up, each zero but for a window, while it moves as many rows, or columns."""
+
 
 class WindowQuestions(Prices):
     """How much of an array is read or written: a part or most of it, in place or all of it."""
@@ -26,6 +29,17 @@ class WindowQuestions(Prices):
         """The same of so many windows of so many bytes, each in a cache line of its own."""
         return self.is_sparse(count * max(nbytes, self.device.line), array)
 
+    def is_side_by_side(self, count: int, share: float, run: float, nbytes: int) -> bool:
+        """Whether moving so many windows takes less time than adding as many arrays that are zero
+        but for them; `share`: of an array that an average window is, `run`: bytes of a window side
+        by side.
+        """
+        slower = _ROWS if run >= self.device.line else _COLUMNS
+        moved = (count * share + 1) * nbytes
+        return slower * moved <= count * nbytes and self.is_less_moved(
+            count, moved, 1, count * nbytes
+        )
+
     def is_dense(self, windows: float, array: float) -> bool:
         """Whether moving all of an array takes no longer than moving windows of it one by one."""
         return self.device.bulk * number(windows) >= array
@@ -36,7 +50,7 @@ class WindowQuestions(Prices):
         """
         return self.moved(nbytes) >= self.doubtful(seconds)
 
-    def is_less_moved(self, ops: int, nbytes: int, than_ops: int, than_nbytes: int) -> bool:
+    def is_less_moved(self, ops: int, nbytes: float, than_ops: int, than_nbytes: float) -> bool:
         """Whether so many ops that move so many bytes take less time than others."""
         more = self.moved(nbytes) + self.started(ops)
         return more < self.moved(than_nbytes) + self.started(than_ops)

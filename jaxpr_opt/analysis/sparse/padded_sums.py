@@ -1,0 +1,114 @@
+"""Sums of windows in zeros, at known places."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from jaxpr_opt.analysis.masks.parts import summands
+from jaxpr_opt.analysis.sparse.scatter_chains import Piece, added
+from jaxpr_opt.analysis.windows.boxes import Box
+from jaxpr_opt.cost import limits
+from jaxpr_opt.ir.devices import is_sharded
+from jaxpr_opt.ir.graph import Op, Value, is_sized
+from jaxpr_opt.ir.traits import SUMS
+
+Cut = tuple[int, int]
+"""From one place on an axis to another."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PaddedSum:
+    """A sum, some terms of which are zero but for a window."""
+
+    sums: tuple[Op, ...]
+    """The additions, last to first."""
+    pieces: dict[Value, Piece]
+    """What these terms are."""
+    dense: tuple[Value, ...]
+    """The other terms."""
+
+    @property
+    def terms(self) -> tuple[Value, ...]:
+        return (*self.pieces, *self.dense)
+
+    @property
+    def axis(self) -> int:
+        """The axis along which the windows are the smallest part of the array, all in all."""
+        shape = self.sums[0].result.shape
+        return min(range(len(shape)), key=lambda axis: self._length(axis) / max(1, shape[axis]))
+
+    @property
+    def share(self) -> float:
+        """The part of that axis that windows are, on average."""
+        axis = self.axis
+        return self._length(axis) / (len(self.pieces) * self.sums[0].result.shape[axis])
+
+    @property
+    def run(self) -> float:
+        """Bytes of a window that lie side by side, on average."""
+        result, axis = self.sums[0].result, self.axis
+        return self.share * result.nbytes / prod(result.shape[:axis])
+
+    def cuts(self) -> list[Cut]:
+        """The parts of the axis in which the same windows lie."""
+        ends = {0, self.sums[0].result.shape[self.axis]}
+        for start, end in self._sides():
+            ends |= {start, end}
+        return list(itertools.pairwise(sorted(ends)))
+
+    def touched(self) -> list[Cut]:
+        """Those in which there is a window."""
+        sides = sorted(self._sides())
+        found, reach = list[Cut](), 0
+        for cut in self.cuts():
+            while sides and sides[0][0] <= cut[0]:
+                reach = max(reach, sides.pop(0)[1])
+            if reach >= cut[1]:
+                found.append(cut)
+        return found
+
+    def _sides(self) -> Iterator[Cut]:
+        axis = self.axis
+        for box in map(window, self.pieces.values()):
+            yield box.starts[axis], box.ends[axis]
+
+    def _length(self, axis: int) -> int:
+        return sum(window(piece).sizes[axis] for piece in self.pieces.values())
+
+
+def padded_sum(op: Op) -> PaddedSum | None:
+    """The sum that an op computes, if several of its terms are windows in zeros, of which nothing
+    else is made; None if it is a term of another sum.
+    """
+    result = op.result
+    users = [use.op for use in result.uses]
+    is_term = len(users) == 1 and users[0].name in SUMS and users[0].region is op.region
+    if is_term or not result.shape or not is_sized(result.shape) or is_sharded(result):
+        return None
+    sums, terms = summands(op, most=limits.WINDOWS_TAKEN_APART)
+    if any(term.shape != result.shape for term in terms):
+        return None  # spread out over rows
+    pieces = {term: piece for term in terms if (piece := _piece(term)) is not None}
+    if len(pieces) < 2:
+        return None
+    dense = dict.fromkeys(term for term in terms if term not in pieces)
+    return PaddedSum(sums, pieces, tuple(dense))
+
+
+def window(piece: Piece) -> Box:
+    """Where the numbers are."""
+    return Box(piece.starts, piece.update.shape)
+
+
+def _piece(term: Value) -> Piece | None:
+    if term.op is None or term.op.name not in {"concatenate", "pad"} or len(term.uses) != 1:
+        return None
+    chain = added(term)
+    if not chain.starts_at_zero or len(chain.links) != 1:
+        return None
+    (link,) = chain.links
+    # Condition 1 of concatenate-padded-windows.
+    return link if isinstance(link, Piece) and link.starts else None
