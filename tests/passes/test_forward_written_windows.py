@@ -630,15 +630,21 @@ def test_a_window_apart_that_is_read_for_its_update():
     alone(FORWARD, program, "f32[32]", "f32[2]", fires=False)
 
 
-@pytest.mark.parametrize("fires", [False, True])
-def test_a_window_apart_that_a_product_needs(fires):
+@pytest.mark.parametrize(
+    ("made", "fires"),
+    [
+        (lambda r, m: m @ r, False),
+        (lambda r, m: r * m[0], True),
+        (lambda r, m: r.sum()[None], True),
+    ],
+)
+def test_a_window_apart_that_is_read_in_another_op(made, fires):
     """(6) A product comes between the two writes as it is, and what is fused with one does not."""
 
     def program(b, u, m):
         def step(b, i):
             d = write(b, u, i)
-            r = read(d, i - 2)
-            return write(d, r * m[0] if fires else m @ r, i + 2), None
+            return write(d, made(read(d, i - 2), m), i + 2), None
 
         return lax.scan(step, b, jnp.arange(2, 6))[0]
 

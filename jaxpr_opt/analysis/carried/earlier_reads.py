@@ -7,7 +7,7 @@ from jaxpr_opt.analysis.sparse.disjoint_pieces import apart
 from jaxpr_opt.analysis.windows.access import Access
 from jaxpr_opt.analysis.writes.written_windows import further_writes, is_overwritten
 from jaxpr_opt.cost import limits
-from jaxpr_opt.cost.fusion import is_fused
+from jaxpr_opt.cost.fusion import is_fused, reduces
 from jaxpr_opt.ir.graph import Op
 
 
@@ -39,7 +39,7 @@ def _is_fused_with(read: Op, write: Op) -> bool:
         for user in {user for value in pending.pop().results for user in value.users}:
             if user is write:
                 return True
-            if user not in seen and is_fused(user):
+            if user not in seen and (is_fused(user) or reduces(user)):
                 seen.add(user)
                 pending.append(user)
     return False
