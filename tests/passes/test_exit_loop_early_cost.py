@@ -187,3 +187,26 @@ def test_what_a_loop_of_few_numbers_selects(real_questions, width, selects):
     graph = alone(EXIT, root, jnp.linspace(1.0, 1.5, width), fires=True)
     asked = [uniform(op.operands[0]) is None for op in graph.walk() if op.name == "select_n"]
     assert any(asked) == selects
+
+
+@pytest.mark.parametrize("needs_more", [False, True])
+def test_an_inner_loop_that_makes_the_predicate(needs_more):
+    """A step that moves by what the inner loop has found is not worth asking: it would run once for
+    the predicate, and once more for what it has found.
+    """
+
+    def program(a, x):
+        def step(x, _):
+            def tried(i, best):
+                y = jnp.tanh(a @ x) * 0.5**i
+                value = jnp.sum(y**2)
+                return jnp.where(value < best[1], y, best[0]), jnp.minimum(value, best[1])
+
+            y, value = lax.fori_loop(0, 8, tried, (x, jnp.float32(jnp.inf)))
+            better = y if needs_more else x * 0.9
+            return jnp.where(value < jnp.sum(x**2), better, x), None
+
+        return lax.scan(step, x, length=16)[0]
+
+    arrays = 0.1 * np.ones((64, 64), "f"), np.ones(64, "f")
+    alone(EXIT, program, *arrays, fires=not needs_more)

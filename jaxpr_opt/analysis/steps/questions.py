@@ -21,8 +21,11 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
 
     Where the host decides, it waits for the device each time, and elsewhere each element of a
     predicate is tested: then the loop runs several steps in between, skipped ones too, unless a
-    branch of each step waits already. A loop of few numbers is asked in no time.
+    branch of each step waits already. A loop of few numbers is asked in no time. An inner loop that
+    makes the predicate, and more for the step, would run twice.
     """
+    if not isinstance(skip, str) and skip.kind == "carried" and _repeats_a_loop(skip):
+        return None
     model, once = cost_model(), cost_model().is_worth_a_question(scan.body)
     if isinstance(skip, str):
         return steps_asked_at_once(scan) if once else None
@@ -36,6 +39,20 @@ def steps_a_question(scan: Scan, skip: Skip | str) -> int | None:
     elif not once and wanted > 1 and isinstance(scan.parent, While):  # which asks, too
         return None
     return steps_asked_at_once(scan, wanted)
+
+
+def _repeats_a_loop(skip: Skip) -> bool:
+    """Whether a predicate needs some results of an inner loop, and the rest of the step others:
+    `rotate-loops` hands on to the step what it computes alike only.
+    """
+    needed = {v for op in skip.slice for v in op.operands} | {skip.predicate}
+    ops = set(skip.slice)
+    loops = (op for op in skip.slice if isinstance(op, Scan | While))
+    return any(
+        v.uses and v not in needed and any(u not in ops for u in v.users)
+        for op in loops
+        for v in op.results
+    )
 
 
 def is_asked_for_sure(scan: Scan, skip: Skip) -> bool:
