@@ -23,8 +23,8 @@ is in its window: the square of the steps. Sound when
    are added up in the old order, those of other parts are left out.
 
 Windows along several axes are cut along one, where they are the smallest part; what is padded along
-the others is cut next. Windows that cover little of the array are written to zeros, or to the other
-terms.
+the others is cut next. Windows that cover little of the array, or that XLA would compute beside it,
+are written to zeros, or to the other terms.
 
 Cost: each window once, and the array, instead of the array for each window. XLA computes up to four
 terms together, and windows of fewer bytes than a cache line number by number: it takes eight rows,
@@ -74,17 +74,24 @@ class ConcatenatePaddedWindows(Pass[Padded]):
 
     def refuse(self, match: Padded) -> str | None:
         found, array = match.sum, match.op.result
-        count = len(found.pieces)
-        if not cost_model().is_side_by_side(count, found.share, found.run, array.nbytes):
+        count, model = len(found.pieces), cost_model()
+        if not model.is_side_by_side(count, found.share, found.run, array.nbytes):
             return "the windows are few, or most of the array"
+        if _is_kept(found) and model.is_no_line(found.run):
+            return "XLA would keep the windows beside the array"
         return None
 
     def rewrite(self, match: Padded, rw: Rewriter) -> None:
         found, op = match.sum, match.op
         operands = (*(piece.update for piece in found.pieces.values()), *found.dense)
-        covered = sum(end - start for start, end in found.touched())
-        is_most = cost_model().is_most(covered, op.result.shape[found.axis])
-        code = partial(concatenated if is_most else written, found)  # (2)
+        is_most = cost_model().is_most(found.covered, op.result.shape[found.axis])
+        form = concatenated if is_most and not _is_kept(found) else written
+        code = partial(form, found)  # (2)
         rw.replace(op.result, rw.typed(code, op.result.aval, *operands, before=op))
         for each in (*found.sums, *(piece.op for piece in found.pieces.values())):
             rw.erase(each)
+
+
+def _is_kept(found: PaddedSum) -> bool:
+    """Whether XLA would keep the parts in memory, if they were put side by side."""
+    return cost_model().is_in_memory(len(found.cuts()), computed=found.is_computed)

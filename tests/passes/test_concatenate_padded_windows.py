@@ -203,6 +203,30 @@ def test_few_windows_or_most_of_an_array(count, size):
     )
 
 
+@pytest.mark.parametrize(("count", "form"), [(8, "concatenate"), (12, "dynamic_update_slice")])
+def test_windows_that_are_computed(count, form):
+    """XLA computes up to eight while it puts them together, and any one where it writes it."""
+
+    def program(*windows):
+        return tiled(*map(jnp.tanh, windows))
+
+    graph = alone(CONCATENATE, program, *["f32[1,64]"] * count, fires=True)
+    assert form in to_text(graph)
+
+
+def test_columns_that_are_computed():
+    check_refuses(
+        CONCATENATE,
+        lambda *windows: tiled_columns([jnp.tanh(w) for w in windows], 24),
+        *["f32[64,1]"] * 24,
+        because="XLA would keep the windows beside the array",
+    )
+
+
+def test_no_numbers():
+    alone(CONCATENATE, tiled, *["f32[1,0]"] * 8, fires=False)
+
+
 def unrolled(x, w):
     """A Python loop over rows and columns."""
     h = jnp.zeros(64)

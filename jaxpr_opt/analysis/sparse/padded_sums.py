@@ -11,9 +11,11 @@ from jaxpr_opt.analysis.masks.parts import summands
 from jaxpr_opt.analysis.sparse.scatter_chains import Piece, added
 from jaxpr_opt.analysis.windows.boxes import Box
 from jaxpr_opt.cost import limits
+from jaxpr_opt.cost.fusion import is_fused
+from jaxpr_opt.ir.dataflow import source_through
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Value, is_sized
-from jaxpr_opt.ir.traits import SUMS
+from jaxpr_opt.ir.traits import ARRANGING, SUMS
 
 Cut = tuple[int, int]
 """From one place on an axis to another."""
@@ -52,6 +54,16 @@ class PaddedSum:
         result, axis = self.sums[0].result, self.axis
         return self.share * result.nbytes / prod(result.shape[:axis])
 
+    @property
+    def covered(self) -> int:
+        """How long the parts of the axis are in which there is a window."""
+        return sum(end - start for start, end in self.touched())
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether what is put somewhere is not there yet: XLA computes it where it writes it."""
+        return bool(self.dense) or any(_is_computed(piece.update) for piece in self.pieces.values())
+
     def cuts(self) -> list[Cut]:
         """The parts of the axis in which the same windows lie."""
         ends = {0, self.sums[0].result.shape[self.axis]}
@@ -86,7 +98,9 @@ def padded_sum(op: Op) -> PaddedSum | None:
     result = op.result
     users = [use.op for use in result.uses]
     is_term = len(users) == 1 and users[0].name in SUMS and users[0].region is op.region
-    if is_term or not result.shape or not is_sized(result.shape) or is_sharded(result):
+    if is_term or not is_sized(result.shape) or is_sharded(result):
+        return None
+    if not result.shape or not result.size:
         return None
     sums, terms = summands(op, most=limits.WINDOWS_TAKEN_APART)
     if any(term.shape != result.shape for term in terms):
@@ -101,6 +115,11 @@ def padded_sum(op: Op) -> PaddedSum | None:
 def window(piece: Piece) -> Box:
     """Where the numbers are."""
     return Box(piece.starts, piece.update.shape)
+
+
+def _is_computed(update: Value) -> bool:
+    made = source_through(update, lambda op: op.name in ARRANGING)
+    return made.op is not None and is_fused(made.op)
 
 
 def _piece(term: Value) -> Piece | None:

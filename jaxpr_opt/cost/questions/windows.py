@@ -11,6 +11,9 @@ from jaxpr_opt.ir.graph import Value
 _ROWS, _COLUMNS = 4, 8
 """Arrays that XLA adds up, each zero but for a window, while it moves as many rows, or columns."""
 
+_PARTS = 8
+"""Parts of an array that XLA computes while it puts them together."""
+
 
 class WindowQuestions(Prices):
     """How much of an array is read or written: a part or most of it, in place or all of it."""
@@ -40,6 +43,12 @@ class WindowQuestions(Prices):
             count, moved, 1, count * nbytes
         )
 
+    def is_in_memory(self, parts: int, *, computed: bool) -> bool:
+        """Whether XLA keeps so many parts of an array in memory until it puts them together; if
+        they are computed for that.
+        """
+        return computed and parts > _PARTS
+
     def is_dense(self, windows: float, array: float) -> bool:
         """Whether moving all of an array takes no longer than moving windows of it one by one."""
         return self.device.bulk * number(windows) >= array
@@ -67,7 +76,7 @@ class WindowQuestions(Prices):
         """The same of converting so many bytes to twice as many, and back."""
         return self.is_hidden(6 * nbytes)
 
-    def is_no_line(self, nbytes: int) -> bool:
+    def is_no_line(self, nbytes: float) -> bool:
         """Whether so many bytes are less than a cache line, so that moving more takes as long."""
         return nbytes < self.device.line
 
