@@ -649,3 +649,31 @@ def test_a_window_apart_that_is_read_in_another_op(made, fires):
         return lax.scan(step, b, jnp.arange(2, 6))[0]
 
     alone(FORWARD, program, "f32[32]", "f32[2]", "f32[2,2]", fires=fires)
+
+
+def test_keys_of_a_window_apart():
+    """(6) Nothing is selected: any dtype will do."""
+
+    def program(b, u):
+        def step(b, i):
+            d = b.at[i].set(u)
+            return d.at[i + 2].set(d[i - 2]), None
+
+        return lax.scan(step, b, jnp.arange(2, 6))[0]
+
+    keys = jax.random.split(jax.random.key(0), 64)
+    alone(FORWARD, program, keys, keys[0], fires=True)
+
+
+@pytest.mark.parametrize("fill", [1.0, np.float32(1.0)])
+def test_another_type_of_a_window_apart(fill):
+    """(6) A weak type may become a strong one when it is written to."""
+
+    def program(us):
+        def step(c, u):
+            d = lax.dynamic_update_slice(lax.full((64,), fill), u, (2,))
+            return c, lax.dynamic_update_slice(d, lax.dynamic_slice(d, (4,), (2,)) * 2.0, (8,))
+
+        return lax.scan(step, 0.0, us)[1]
+
+    alone(FORWARD, program, "f32[3,2]", fires=not isinstance(fill, float))
