@@ -124,7 +124,6 @@ CLEANUP = (
     RemoveIdleMoves(), EliminateDeadCode(), MergeCommonSubexpressions(),
 )  # fmt: skip
 RESIDUALS = (*CLEANUP, HoistInvariantResiduals(), DropDummyResiduals())
-
 WINDOWS = (
     TakeArraysApart(), SliceSplitArrays(), SplitFlatLoops(), ShareBatchedTables(),
     ShareBatchedFactors(), ShareBatchedResults(), SumBatchesAtOnce(), SumInSteps(),
@@ -145,7 +144,7 @@ SUPPLIERS = (
 STACKS = (StackNeededRows(), MapStackedRows(), ReduceStackedRows(), MakeStreamedRows())
 FEWER_BYTES = (PackTruthValues(), StackNarrowIntegers())
 ROWS = (ReduceAddedRows(), UpdateRows(), UpdateStates(), ScatterPaddedWindows(), AddInRuns())
-ENDS = (ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents())
+CODEGEN = (SelectPaddedNumbers(), MakeFactorsOnce(), MultiplyAlongRows())
 REASSOCIATING = (MapSumsOnce(), JoinNestedSums(), AddScaledRows(), ReduceAddedRows("all"))
 """What runs only under `optimize(reassociate=True)`."""
 
@@ -177,15 +176,9 @@ STAGES = (
     (IsolateSelectedWork(at_last=True), SkipUntakenBranches()),
     # No later pass looks at single scalars, and gradients are to be of vectors.
     (PackScalars(),),
-    RESIDUALS,
-    (*ROWS, *ENDS, AddInPlace(), *CLEANUP),  # nothing can differentiate any more
-    (
-        ConcatenatePaddedWindows(),
-        SelectPaddedNumbers(),
-        MakeFactorsOnce(),
-        MultiplyAlongRows(),
-        RotateLoops(),
-    ),
+    RESIDUALS,  # after these nothing can differentiate any more
+    (*ROWS, ExitLoopEarly(), EndAtReadRows(), BeginAtCotangents(), AddInPlace(), *CLEANUP),
+    (ConcatenatePaddedWindows(), *CODEGEN, RotateLoops()),
     (UnrollSwappedCarries(), WriteInBranches(), ReadAroundWrites(), *CLEANUP),
     # Nothing moves any more.
     (ReadBeforeOverwriting(), ReadAfterWriting(), WriteApart()),
