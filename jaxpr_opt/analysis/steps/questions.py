@@ -11,6 +11,7 @@ from jaxpr_opt.analysis.steps.skips import Skip, has_branch
 from jaxpr_opt.analysis.values.rounding import may_differ
 from jaxpr_opt.analysis.values.step_numbers import Row, known_numbers, numbers_at
 from jaxpr_opt.cost.model import cost_model
+from jaxpr_opt.ir.dataflow import reads
 from jaxpr_opt.ir.graph import Carry, Scan, Stack, Value, While
 from jaxpr_opt.ir.traits import ARRANGING, is_arithmetic
 from jaxpr_opt.ir.unrolling import steps_as_one
@@ -45,14 +46,9 @@ def _repeats_a_loop(skip: Skip) -> bool:
     """Whether a predicate needs some results of an inner loop, and the rest of the step others:
     `rotate-loops` hands on to the step what it computes alike only.
     """
-    needed = {v for op in skip.slice for v in op.operands} | {skip.predicate}
-    ops = set(skip.slice)
+    needed = reads(skip.slice) | {skip.predicate}
     loops = (op for op in skip.slice if isinstance(op, Scan | While))
-    return any(
-        v.uses and v not in needed and any(u not in ops for u in v.users)
-        for op in loops
-        for v in op.results
-    )
+    return any(v.uses and v not in needed for op in loops for v in op.results)
 
 
 def is_asked_for_sure(scan: Scan, skip: Skip) -> bool:
