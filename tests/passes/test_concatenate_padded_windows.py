@@ -1,6 +1,9 @@
 """Windows of a sum are put side by side, not each into zeros."""
 # ruff: noqa: E501 - eight arguments
 
+import operator
+from functools import reduce
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,14 +26,16 @@ def put(window, start, length, axis=0):
     return lax.pad(window, jnp.zeros((), window.dtype), config)
 
 
+def total(terms):
+    return reduce(operator.add, terms)
+
+
 def tiled(*windows):
     """The sum of windows that follow one another, the last first, as a transpose adds them up."""
-    length, end, total = sum(map(len, windows)), 0, None
-    for window in windows:
-        end += len(window)
-        term = put(window, length - end, length)
-        total = term if total is None else total + term
-    return total
+    ends = np.cumsum([len(window) for window in windows])
+    return total(
+        put(w, int(ends[-1] - end), int(ends[-1])) for w, end in zip(windows, ends, strict=True)
+    )
 
 
 ROWS = ["f32[1,64]"] * 8
@@ -88,8 +93,7 @@ def test_few_rows_of_many():
     """They are written to zeros, or added to what is there."""
 
     def program(*windows):
-        terms = [put(each, 7 * at, 80) for at, each in enumerate(windows)]
-        return sum(terms[1:], terms[0])
+        return total(put(each, 7 * at, 80) for at, each in enumerate(windows))
 
     graph = alone(CONCATENATE, program, *["f32[2,64]"] * 8, fires=True)
     text = to_text(graph)
@@ -111,7 +115,7 @@ def test_gaps_and_overlaps(shift):
     def program(*windows):
         starts = [0, 1, 3, 6, 6, 11, 14, 20, 21, 22, 23, 24]
         a, b, c, d, *rest = [put(w, n, 26 + shift) for w, n in zip(windows, starts, strict=True)]
-        return ((a + b) + (c + d)) + sum(rest[1:], rest[0])
+        return ((a + b) + (c + d)) + total(rest)
 
     alone(CONCATENATE, program, *["f32[2,64]"] * 12, fires=True)
 
@@ -120,8 +124,7 @@ def test_windows_along_two_axes():
     """They are cut along the axis of which they are the smaller part, then along the other."""
 
     def program(*windows):
-        terms = [put(put(w, 0, 66, 1), at, 10) for at, w in enumerate(windows)]
-        return sum(terms[1:], terms[0])
+        return total(put(put(w, 0, 66, 1), at, 10) for at, w in enumerate(windows))
 
     alone(CONCATENATE, program, *["f32[1,64]"] * 10, fires=True)
 
@@ -131,8 +134,7 @@ def test_columns(shape):
     """XLA moves them number by number: it takes more of them."""
 
     def program(*windows):
-        terms = [put(w, n * at, 24 * n, 1) for at, w in enumerate(windows)]
-        return sum(terms[1:], terms[0])
+        return total(put(w, n * at, 24 * n, 1) for at, w in enumerate(windows))
 
     n = shape[1]
     alone(CONCATENATE, program, *[f"f32[{shape[0]},{n}]"] * 24, fires=True)
@@ -140,8 +142,7 @@ def test_columns(shape):
 
 
 def tiled_columns(windows, length):
-    terms = [put(w, at, length, 1) for at, w in enumerate(windows)]
-    return sum(terms[1:], terms[0])
+    return total(put(w, at, length, 1) for at, w in enumerate(windows))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint32", "complex64"])
@@ -160,8 +161,9 @@ def test_what_is_not_zero_elsewhere(filler):
     """(1)"""
 
     def program(*windows):
-        terms = [lax.pad(w, filler, [(at, 7 - at, 0), (0, 0, 0)]) for at, w in enumerate(windows)]
-        return sum(terms[1:], terms[0])
+        return total(
+            lax.pad(w, filler, [(at, 7 - at, 0), (0, 0, 0)]) for at, w in enumerate(windows)
+        )
 
     alone(CONCATENATE, program, *ROWS, fires=False)
 
@@ -170,8 +172,7 @@ def test_zeros_inside_a_window():
     """(1)"""
 
     def program(*windows):
-        terms = [lax.pad(w, 0.0, [(at, 7 - at, 1), (0, 0, 0)]) for at, w in enumerate(windows)]
-        return sum(terms[1:], terms[0])
+        return total(lax.pad(w, 0.0, [(at, 7 - at, 1), (0, 0, 0)]) for at, w in enumerate(windows))
 
     alone(CONCATENATE, program, *["f32[2,64]"] * 8, fires=False)
 
@@ -192,8 +193,7 @@ def test_few_windows_or_most_of_an_array(count, size):
     """XLA computes the terms of few windows together; a stencil has as many at most places."""
 
     def program(*windows):
-        terms = [put(w, at, count + size - 1) for at, w in enumerate(windows)]
-        return sum(terms[1:], terms[0])
+        return total(put(w, at, count + size - 1) for at, w in enumerate(windows))
 
     check_refuses(
         CONCATENATE,
@@ -246,7 +246,7 @@ def test_a_python_loop():
 
 def test_a_vector_of_parameters():
     """Weights and biases cut out of one vector."""
-    sizes = [int(n) for n in (64, 8, 64, 8, 64, 8, 64, 8, 64, 8)]
+    sizes = [64, 8] * 5
 
     def loss(v):
         h, end = jnp.ones(8), 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -31,22 +31,18 @@ class PaddedSum:
     """What these terms are."""
     dense: tuple[Value, ...]
     """The other terms."""
+    axis: int
+    """The axis along which the windows are the smallest part of the array, all in all."""
 
     @property
     def terms(self) -> tuple[Value, ...]:
         return (*self.pieces, *self.dense)
 
     @property
-    def axis(self) -> int:
-        """The axis along which the windows are the smallest part of the array, all in all."""
-        shape = self.sums[0].result.shape
-        return min(range(len(shape)), key=lambda axis: self._length(axis) / max(1, shape[axis]))
-
-    @property
     def share(self) -> float:
         """The part of that axis that windows are, on average."""
-        axis = self.axis
-        return self._length(axis) / (len(self.pieces) * self.sums[0].result.shape[axis])
+        length = sum(end - start for start, end in self._sides())
+        return length / (len(self.pieces) * self.sums[0].result.shape[self.axis])
 
     @property
     def run(self) -> float:
@@ -66,29 +62,25 @@ class PaddedSum:
 
     def cuts(self) -> list[Cut]:
         """The parts of the axis in which the same windows lie."""
-        ends = {0, self.sums[0].result.shape[self.axis]}
-        for start, end in self._sides():
-            ends |= {start, end}
-        return list(itertools.pairwise(sorted(ends)))
+        return list(itertools.pairwise(sorted(self._ends())))
 
     def touched(self) -> list[Cut]:
         """Those in which there is a window."""
-        sides = sorted(self._sides())
-        found, reach = list[Cut](), 0
-        for cut in self.cuts():
-            while sides and sides[0][0] <= cut[0]:
-                reach = max(reach, sides.pop(0)[1])
-            if reach >= cut[1]:
-                found.append(cut)
-        return found
+        ends = self._ends()
+        windows = itertools.accumulate(ends[place] for place in sorted(ends))
+        return [cut for cut, count in zip(self.cuts(), windows, strict=False) if count]
+
+    def _ends(self) -> dict[int, int]:
+        """Where windows begin and end, and the array does, with how many more there are behind."""
+        more = dict.fromkeys((0, self.sums[0].result.shape[self.axis]), 0)
+        for start, end in self._sides():
+            more[start] = more.get(start, 0) + 1
+            more[end] = more.get(end, 0) - 1
+        return more
 
     def _sides(self) -> Iterator[Cut]:
-        axis = self.axis
         for box in map(window, self.pieces.values()):
-            yield box.starts[axis], box.ends[axis]
-
-    def _length(self, axis: int) -> int:
-        return sum(window(piece).sizes[axis] for piece in self.pieces.values())
+            yield box.starts[self.axis], box.ends[self.axis]
 
 
 def padded_sum(op: Op) -> PaddedSum | None:
@@ -109,7 +101,12 @@ def padded_sum(op: Op) -> PaddedSum | None:
     if len(pieces) < 2:
         return None
     dense = dict.fromkeys(term for term in terms if term not in pieces)
-    return PaddedSum(sums, pieces, tuple(dense))
+    return PaddedSum(sums, pieces, tuple(dense), _axis(pieces.values(), result.shape))
+
+
+def _axis(pieces: Iterable[Piece], shape: tuple[int, ...]) -> int:
+    lengths = [sum(sizes) for sizes in zip(*(piece.update.shape for piece in pieces), strict=True)]
+    return min(range(len(shape)), key=lambda axis: lengths[axis] / shape[axis])
 
 
 def window(piece: Piece) -> Box:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Any
 
@@ -32,30 +33,39 @@ def written(found: PaddedSum, *operands: Any) -> jax.Array:
     """The sum: of the parts in which there are windows, written to the sum of the other terms."""
     whole = (0, found.sums[0].result.shape[found.axis])
     touched = found.touched()
-    made = _summed(found, (whole, *touched), operands)
+    made = _summed(found, touched, operands, others=whole)
     total = made[whole] if whole in made else _zeros(found, whole)
     for cut in touched:
         total = write_run(total, made[cut], cut[0], found.axis)
     return total
 
 
-def _summed(found: PaddedSum, cuts: Iterable[Cut], operands: Iterable[Any]) -> dict[Cut, Any]:
-    """The sum of each part, if it is not zero."""
-    parts: dict[Value, dict[Cut, Any]] = {}
-    for term, array in zip(found.terms, operands, strict=True):
-        piece = found.pieces.get(term)
-        if piece is None:
-            parts[term] = {cut: _cut(array, cut, found.axis) for cut in cuts}
-        else:
-            parts[term] = _parts(piece, array, cuts, found.axis)
+def _summed(
+    found: PaddedSum, cuts: list[Cut], operands: Iterable[Any], others: Cut | None = None
+) -> dict[Cut, Any]:
+    """The sum of each part, if it is not zero; of `others`, that of the terms of no windows."""
+    given = dict(zip(found.terms, operands, strict=True))
+    more = cuts if others is None else [others, *cuts]
+    sums: dict[Value, dict[Cut, Any]] = {}
+
+    def parts(term: Value) -> dict[Cut, Any]:
+        if term in sums:
+            return sums.pop(term)
+        if term in found.pieces:
+            return _parts(found.pieces[term], given[term], cuts, found.axis)
+        return {cut: _cut(given[term], cut, found.axis) for cut in more}
+
     for op in reversed(found.sums):
-        first, second = (parts[v] for v in op.operands)
-        both = {cut: bound(op, first[cut], second[cut]) for cut in first.keys() & second.keys()}
-        parts[op.result] = {**first, **second, **both}
-    return parts[found.sums[0].result]
+        first, second = map(parts, op.operands)
+        fewer, sums[op.result] = sorted((first, second), key=len)
+        sums[op.result] |= {
+            cut: bound(op, first[cut], second[cut]) if cut in sums[op.result] else part
+            for cut, part in fewer.items()
+        }
+    return sums[found.sums[0].result]
 
 
-def _parts(piece: Piece, array: Any, cuts: Iterable[Cut], axis: int) -> dict[Cut, Any]:
+def _parts(piece: Piece, array: Any, cuts: list[Cut], axis: int) -> dict[Cut, Any]:
     """The parts of a window in zeros that are not zero: the zeros beside it are left."""
     box, shape = window(piece), piece.result.shape
     low, high = box.starts[axis], box.ends[axis]
@@ -64,12 +74,11 @@ def _parts(piece: Piece, array: Any, cuts: Iterable[Cut], axis: int) -> dict[Cut
         for d, (start, end, n) in enumerate(zip(box.starts, box.ends, shape, strict=True))
     ]
     found = {}
-    for start, end in cuts:
-        if low <= start and end <= high:
-            part = _cut(array, (start - low, end - low), axis)
-            if any(map(any, padding)):
-                part = lax.pad(part, lax.full((), 0, part.dtype), padding)
-            found[start, end] = part
+    for start, end in cuts[bisect_left(cuts, (low, low)) : bisect_left(cuts, (high, high))]:
+        part = _cut(array, (start - low, end - low), axis)
+        if any(map(any, padding)):
+            part = lax.pad(part, lax.full((), 0, part.dtype), padding)
+        found[start, end] = part
     return found
 
 
