@@ -75,6 +75,12 @@ REDUCING = frozenset({
 })  # fmt: skip
 """A number of each row, or of all of an array."""
 
+COMBINING = {
+    "reduce_and": "and", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or",
+    "reduce_prod": "mul", "reduce_sum": "add", "reduce_xor": "xor",
+}  # fmt: skip
+"""Reductions, by the op that combines two elements."""
+
 PICKING = frozenset({"reduce_and", "reduce_max", "reduce_min", "reduce_or"})
 """Reductions that make one of the numbers that they reduce, whatever how often that occurs."""
 

@@ -16,6 +16,7 @@ from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import axes_of, broadcast_dimensions_of, permutation_of
 from jaxpr_opt.ir.facts import remembered
 from jaxpr_opt.ir.graph import Op, Value
+from jaxpr_opt.ir.traits import COMBINING
 
 KEEPING = {
     "add": "add", "add_any": "add", "and": "and", "div": "mul", "max": "max", "min": "min",
@@ -27,8 +28,8 @@ ONE_WAY = frozenset({"div", "sub"})
 """Those of them whose operands do not change places."""
 
 REDUCTIONS = {
-    "reduce_max": "max", "reduce_min": "min", "reduce_or": "or", "reduce_sum": "add",
-}  # fmt: skip
+    name: COMBINING[name] for name in ("reduce_max", "reduce_min", "reduce_or", "reduce_sum")
+}
 """Reductions by such an op."""
 
 

@@ -13,13 +13,7 @@ from jaxpr_opt.bridge.parameters import axes_of
 from jaxpr_opt.ir.devices import is_sharded
 from jaxpr_opt.ir.graph import Op, Scan, Stack, Value
 from jaxpr_opt.ir.nesting import dominates
-from jaxpr_opt.ir.traits import PICKING, REDUCING, can_move
-
-_COMBINING = {
-    "reduce_and": "and", "reduce_max": "max", "reduce_min": "min", "reduce_or": "or",
-    "reduce_prod": "mul", "reduce_sum": "add", "reduce_xor": "xor",
-}  # fmt: skip
-"""Reductions, by the op that combines two rows."""
+from jaxpr_opt.ir.traits import COMBINING, PICKING, REDUCING, can_move
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +75,7 @@ def _reductions(scan: Scan, stack: Stack) -> dict[Op, int] | None:
 
 def _is_in_any_order(op: Op) -> bool:
     """Whether an op reduces row by row as it reduces all at once."""
-    if op.name not in _COMBINING or not can_move(op) or is_sharded(op.result):
+    if op.name not in COMBINING or not can_move(op) or is_sharded(op.result):
         return False
     # Condition 2 of reduce-stacked-rows.
     if first_of(op) is None:
@@ -96,7 +90,7 @@ def first_of(op: Op) -> Any:
     """What a reduction begins with: it changes nothing with which it is combined; None if there is
     no such number.
     """
-    return dtypes.neutral(op.result.dtype, _COMBINING[op.name])
+    return dtypes.neutral(op.result.dtype, COMBINING[op.name])
 
 
 def _add_row(value: Value, axis: int, found: ReducedStacks) -> bool:

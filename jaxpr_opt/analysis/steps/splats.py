@@ -14,7 +14,7 @@ from jaxpr_opt.analysis.windows.window_primitives import UPDATE
 from jaxpr_opt.bridge import dtypes
 from jaxpr_opt.bridge.parameters import filled_by, first_right_side_of
 from jaxpr_opt.ir.graph import Op, Value
-from jaxpr_opt.ir.traits import VIEWING, linear_in
+from jaxpr_opt.ir.traits import COMBINING, VIEWING, linear_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ COMBINES = {"add": "add", "add_any": "add", "max": "max", "min": "min", "mul": "
 
 _REDUCES = {
     "cummax": "max", "cummin": "min", "cumprod": "mul", "cumsum": "add",
-    "reduce_prod": "mul", "reduce_sum": "add",
+    **{name: COMBINING[name] for name in ("reduce_prod", "reduce_sum")},
 }  # fmt: skip
 """Ops that combine elements of one operand: neutral ones make the same."""
 
