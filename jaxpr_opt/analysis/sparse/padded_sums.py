@@ -68,7 +68,8 @@ class PaddedSum:
         """Those in which there is a window."""
         ends = self._ends()
         windows = itertools.accumulate(ends[place] for place in sorted(ends))
-        return [cut for cut, count in zip(self.cuts(), windows, strict=False) if count]
+        # Condition 2 of concatenate-padded-windows.
+        return [cut for cut, count in zip(self.cuts(), windows, strict=False) if count > 0]
 
     def _ends(self) -> dict[int, int]:
         """Where windows begin and end, and the array does, with how many more there are behind."""
