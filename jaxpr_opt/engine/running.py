@@ -190,8 +190,7 @@ def _named(each: Pass[Any], journal: Journal) -> Iterator[None]:
 
 def _check_needs(each: Pass[Any], graph: Graph) -> None:
     """Raise if a pass finds something in a graph without any op that it says it needs."""
-    census = Census(graph)
-    if each.needs is not None and each.needs.isdisjoint(census.named):
+    if each.needs is not None and each.needs.isdisjoint(Census(graph).named):
         anchors = [op for op in graph.walk() if _is_anchor(op, each)]
         found = [match.says for op in anchors for match in each.find(op)]
         assert not found, f"{each.name} found something without what it needs: {found}"
