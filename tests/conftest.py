@@ -1,5 +1,6 @@
 """Every test runs with failing passes raised and graphs verified after every pass."""
 
+import gc
 import threading
 
 import hypothesis
@@ -38,6 +39,10 @@ class Reused(threading.local):
 
 
 mlir.make_ir_context = Reused(mlir.make_ir_context)
+
+
+gc.set_threshold(50_000, 20, 50)
+"""Programs are many objects that refer to each other: to look at them less often saves a tenth."""
 
 
 def pytest_addoption(parser):
