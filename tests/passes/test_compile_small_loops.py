@@ -854,8 +854,8 @@ def test_windows_that_few_ops_write(windows, width, sums, numbers, worth, makes)
 
         return lax.scan(step, (table, v), (at, x))[0]
 
-    rows = f"{numbers},{width}", f"64,{windows},{width}"
-    args = f"f32[{rows[0]}]", "f32[16]", f"i32[64,{windows}]", f"f32[{rows[1]}]"
+    rows = f"{numbers},{width}", f"4,{windows},{width}"
+    args = f"f32[{rows[0]}]", "f32[16]", f"i32[4,{windows}]", f"f32[{rows[1]}]"
     with using(CostModel().but(makes_functions=makes, starts_each=makes)):
         alone(PASS, program, *args, fires=worth[0 if makes else 1])
 

@@ -270,7 +270,7 @@ def test_steps_that_are_not_stopped(first):
                 new = jnp.where((d < limit)[first], jnp.sin(jnp.sin(d)), d)
                 return new, jnp.cos(d)
 
-            return lax.scan(inner, c + x, None, length=4096)
+            return lax.scan(inner, c + x, None, length=512)
 
         c, rows = lax.scan(step, c, xs)
         back = lambda a, rows: lax.scan(lambda a, row: (a * row, None), a, rows, reverse=True)
