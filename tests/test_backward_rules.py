@@ -15,6 +15,7 @@ from jaxpr_opt.boundary.program import Program, memoised
 from jaxpr_opt.bridge import compat_ad, compat_types
 from jaxpr_opt.engine.registry import default_pipeline
 from jaxpr_opt.ir.importer import import_jaxpr
+from tests.sets import crossed
 
 X = jnp.arange(1.0, 5.0)
 
@@ -51,8 +52,7 @@ def with_rule(name):
     return fun
 
 
-@pytest.mark.parametrize("used", [[0], [1], [0, 2]], ids=str)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("name", "used"), crossed(RULES, [[0], [1], [0, 2]]), ids=str)
 def test_gradients_of_some_of_the_results(name, used):
     """What the rule makes of the cotangents that are there, and not the derivative of that."""
 

@@ -21,6 +21,7 @@ from jaxpr_opt.boundary.program import Program, optimized_p
 from jaxpr_opt.decorator import optimize
 from jaxpr_opt.engine.interface import Match, Pass
 from jaxpr_opt.engine.pipeline import Pipeline
+from tests.sets import crossed
 
 
 class PlainSums(Pass):
@@ -409,8 +410,11 @@ LOOPS = ["call", "grad", "of_grad", "vmap_of_grad", "jvp", "hessian", "reverse_o
          "checkpoint", "grad_of_scan", "cond", "linearize", "of_itself"]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LOOPS)
-@pytest.mark.parametrize("program", [recurrent, bounded_while], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("program", "name"),
+    crossed([recurrent, bounded_while], LOOPS),
+    ids=lambda f: getattr(f, "__name__", f),
+)
 def test_composition_of_loops(program, name):
     check(name, program, REWRITING, optimize)
 
