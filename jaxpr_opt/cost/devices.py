@@ -141,6 +141,10 @@ class Device:
     surely_few_bytes: int = 128
     """The same for a loop with products or loops inside: XLA counts their copies, too, and the
     arrays that they hand on."""
+    hashed_bytes: int = 600
+    """How many more XLA counts for an op of JAX's generator of random numbers: it is a loop."""
+    hashed_kernels: int = 0
+    """How many kernels XLA starts for such an op, at least."""
     noticed_starts: float = 1 / 8
     """The part of a step's time that starting its ops takes where it is worth to avoid that."""
     window_apart: float = 0.0
@@ -241,6 +245,7 @@ CPU = Device(
     makes_functions=compat_devices.SAYS_WHAT_IS_MAIN,
     window_apart=4e-9,
     row_apart=1e-9,
+    hashed_kernels=0 if compat_devices.COMPILES_LOOPS_WHOLE else 15,
     number_apart=1e-9 if compat_devices.COMPILES_LOOPS_WHOLE else 5e-9,
     one_by_one=0.5e-9,
     multiplied_inside=0.08e-9,

@@ -196,7 +196,13 @@ WORD = 58
 five for two words, and 16 for the keys."""
 
 
-@flops("random_bits", "random_fold_in", "random_seed", "random_split", "threefry2x32")
+HASHING = frozenset(
+    {"random_bits", "random_fold_in", "random_seed", "random_split", "threefry2x32"}
+)
+"""Ops of that generator."""
+
+
+@flops(*HASHING)
 def _random(op: Op) -> int:
     return WORD * sum(ceil(v.nbytes / 4) for v in op.results)
 

@@ -35,8 +35,9 @@ by number in such a function: 2.5 times as long (400 numbers), if it starts at m
 it does in a row. There it also converts numbers one by one (1 ns each): an array of bfloat16 that
 is written to is converted to float32 and back (128 numbers: 2 times as long), and for each of
 several windows (20,000 rows of 8, 16 windows: 13 times). To write windows one by one takes 3 to 12
-ns each: longer than starting few ops in a row (80 windows: 1.25 to 1.5 times). It asks on JAX 0.10
-only: on 0.11 it is not known, while a function is lowered, whether it is the program's entry.
+ns each: longer than starting few ops in a row (80 windows: 1.25 to 1.5 times). XLA draws random
+numbers in loops of small ops: 0.1 to 0.4 of the time (1 to 256 numbers). It asks on JAX 0.10 only:
+on 0.11 it is not known, while a function is lowered, whether it is the program's entry.
 Source: `SmallWhileLoopHoistingPass` of XLA:CPU, which does so by itself since JAX 0.12, but not
 with scatters of several windows: there the windows are written one by one, no more.
 """

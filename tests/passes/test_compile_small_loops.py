@@ -369,13 +369,32 @@ def of_a_product(c, x):
     return jnp.sin(jnp.outer(c, x) @ x), c
 
 
+def of_a_hash(c, x):
+    key = jax.random.wrap_key_data(lax.bitcast_convert_type(c, jnp.uint32))
+    return lax.bitcast_convert_type(jax.random.key_data(jax.random.fold_in(key, 1)), c.dtype), x
+
+
+def of_draws(c, x):
+    key = jax.random.wrap_key_data(lax.bitcast_convert_type(c, jnp.uint32))
+    return c + jax.random.uniform(jax.random.fold_in(key, 1), c.shape), c
+
+
 @lowers
 @pytest.mark.parametrize(
     ("step", "size", "fires"),
-    [(of_few_ops, 8, False), (of_few_ops, 80, True), (of_a_loop, 8, True), (of_a_product, 6, True)],
+    [
+        (of_few_ops, 8, False),
+        (of_few_ops, 80, True),
+        (of_a_loop, 8, True),
+        (of_a_product, 6, True),
+        (of_a_hash, 2, False),
+        (of_draws, 2, True),
+    ],
 )
 def test_loops_of_few_bytes(step, size, fires):
-    """XLA makes a function of the first by itself: it counts more where products, or loops, are."""
+    """XLA makes a function of the first by itself: it counts more where products, or loops, are,
+    and random numbers are drawn in loops.
+    """
     given = jnp.ones(size), jnp.ones((20, size))
     program = lambda c, xs: lax.scan(step, c, xs)
     assert "call(" in jax.jit(program).lower(*given).compile().as_text() or fires

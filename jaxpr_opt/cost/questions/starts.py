@@ -15,7 +15,7 @@ from jaxpr_opt.cost.fusion import (
     own_kernels,
 )
 from jaxpr_opt.cost.jumps import fills_behind, joins_parts, merges_axes
-from jaxpr_opt.cost.ops import cost
+from jaxpr_opt.cost.ops import HASHING, cost
 from jaxpr_opt.cost.prices import number
 from jaxpr_opt.cost.questions.windows import WindowQuestions
 from jaxpr_opt.cost.reuse import is_view
@@ -37,26 +37,30 @@ class StartQuestions(WindowQuestions):
         hands on is an op, and those it is made of are parts of it.  Windows of a scatter are then
         written one by one, and those of a gather read so; of several scatters that are added each
         has an array of its own, which XLA joins elsewhere; some functions are computed number by
-        number, with what of several windows is read for them; and products take longer.
+        number, with what of several windows is read for them; and products take longer.  Random
+        numbers are drawn in loops, of which each op is started, too.
         """
         ops = [op for op in loop.walk() if not (op.regions or op.is_terminator or is_view(op))]
         written = [op for op in ops if op.name in SCATTERING and windows_apart(op) > 1]
+        hashed = sum(op.name in HASHING for op in ops)
         if written:
             is_possible = self.makes_functions or self._makes_by_itself(ops)
         else:
             touched = sum(cost(op).bytes or 0 for op in ops)
+            touched += self.device.hashed_bytes * hashed
             is_possible = self.makes_functions and touched > self._few_bytes(loop)
         if not is_possible:
             return False
         regions = [region for op in loop.walk() for region in op.regions]
-        in_a_row = sum(map(self._started_in_a_row, regions))
+        of_hashes = self.started(self.device.hashed_kernels * hashed)
+        in_a_row = sum(map(self._started_in_a_row, regions)) + of_hashes
         longer = [(op, more) for op in ops if (more := longer_one_by_one(op))]
         numbers = sum(more + numbers_read(op) for op, more in longer)
         numbers += sum(map(numbers_converted, ops)) if self.makes_functions else 0
         if self.device.one_by_one * number(numbers) > in_a_row:
             return False
         multiplied = self.device.multiplied_inside * sum(cost(op).products or 0 for op in ops)
-        if multiplied > sum(map(self._started_for_nothing, regions)):
+        if multiplied > sum(map(self._started_for_nothing, regions)) + of_hashes:
             return False
         handed = sum(map(handed_on, regions))
         known = [self._computed(cost(op)) for op in ops]
@@ -69,7 +73,7 @@ class StartQuestions(WindowQuestions):
         apart = self.device.window_apart * number(sum(map(windows_apart, ops)))
         apart += self.device.row_apart * number(sum(map(rows_apart, ops)))
         apart += self.moved(sum(op.operands[2].nbytes for op in written)) / 2
-        saved = starts - apart - filled
+        saved = starts + of_hashes - apart - filled
         return saved >= self.device.noticed_starts * seconds
 
     def _few_bytes(self, loop: Scan | While) -> int:
