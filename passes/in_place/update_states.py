@@ -44,11 +44,10 @@ arrays are carried by a loop, or arguments of the program. Sound when
 
 Cost: the rows instead of the arrays, and the test before the loop, which takes as long as a step;
 so an argument is updated only if that test is not needed. Tables below some 30 kB are computed as
-fast as some twenty ops are started, and stay. Only in the final phase, and if nothing reads the
-arrays after the gradient is known, so that XLA updates them in place. Not if a gradient is only
-added to: XLA adds to the rows of the array itself, in 0.4 of the time (f32[20011,16], 16 rows of
-one op or of two, CPU, jax 0.10 and 0.12). With a number for each row (5000 to 8000 rows of 4 to 32,
-16 to 60 of them, CPU, jax 0.10): 0.07 to 0.24 of the time.
+fast as some twenty ops are started, and stay; below 10 kB if several ops add to the gradient, each
+to an array of its own (8 ops, a row each, 32 kB: 0.14 of the time). Only in the final phase, and if
+nothing reads the arrays after the gradient is known, so that XLA updates them in place. Not if a
+gradient is only added to: XLA does so in place. With a number for each row: 0.07 to 0.24.
 Source: sparse gradients of embeddings, `torch.optim.Adagrad` with `sparse=True`.
 """
 
@@ -66,7 +65,7 @@ from jaxpr_opt.analysis.in_place.states import States, Updated, states
 from jaxpr_opt.analysis.windows.window_primitives import WRITES
 from jaxpr_opt.builders.in_place import state_rows
 from jaxpr_opt.builders.in_place.at_most_once import at_most_once
-from jaxpr_opt.builders.sparse.repeated_rows import has_rows, is_alike, is_less
+from jaxpr_opt.builders.sparse.repeated_rows import has_rows, is_alike, is_less, told_apart
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.cost.work import embedded
 from jaxpr_opt.engine.interface import After, Match, Pass
@@ -157,10 +156,12 @@ def _copied(found: States, arrays: Sequence[Value]) -> int:
 
 
 def _is_large(found: States) -> bool:
-    """Whether moving the arrays takes longer than starting the ops for rows of them."""
+    """Whether moving the arrays, and that of each op that adds up, outlasts the ops for rows."""
     read = [*(each.param for each in found.arrays), *found.outer]
-    model, pieces = cost_model(), len(found.pieces)
-    return model.outlasts(_copied(found, read), model.started_for_states(len(read), pieces))
+    pieces, model = found.pieces, cost_model()
+    added = sum(p.result.nbytes for p in pieces[1:]) - len(pieces) * sum(p.nbytes for p in pieces)
+    seconds = model.started_for_states(len(read), len(pieces)) + told_apart(pieces)
+    return model.outlasts(_copied(found, read) + added, seconds)
 
 
 def _flag(found: States, rw: Rewriter) -> Value:

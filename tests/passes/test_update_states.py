@@ -721,6 +721,26 @@ def test_tables_that_are_computed_fast():
     check_refuses(UPDATE, trained(adagrad), *args, because="as fast as the ops")
 
 
+@pytest.mark.parametrize(("ops", "rows", "fires"), [(1, 1, False), (8, 1, True), (8, 8, False)])
+def test_a_gradient_that_many_ops_add_to(ops, rows, fires):
+    """Cost: each makes an array of its own; for the rows, a sum of all that are added to."""
+
+    def program(table, at):
+        def one(p, i):
+            zeros = jnp.zeros_like(p)
+            parts = [zeros.at[i[k]].add(jnp.sin(p[i[k]])) for k in range(ops)]
+            return p - 0.1 * sum(parts[1:], parts[0]), None
+
+        return lax.scan(one, table, at)[0]
+
+    at = jnp.arange(4 * ops * rows, dtype=jnp.int32).reshape(4, ops, rows) % 300
+    args = jnp.ones((300, 16)), at
+    if fires:
+        same(program, *args)
+    else:
+        check_refuses(UPDATE, program, *args, because="as fast as the ops")
+
+
 def test_all_elements_are_tested_in_blocks_of_rows():
     """Cost: XLA stores what it reduces, a byte for each element."""
     graph = import_jaxpr(traced(trained(adagrad), *arguments()), "final")
