@@ -977,6 +977,19 @@ def test_most_of_the_array():
     check_refuses(SINK, program, *args, because="the windows are most of the array")
 
 
+def test_most_of_the_array_of_each_case():
+    """Each case that writes would be an array: three windows of four elements are half of three."""
+
+    def program(p, b, u, i):
+        return lax.select_n(p, b, *(update(b, f(u), i) for f in (jnp.sin, jnp.cos, jnp.tanh)))
+
+    args = "i32[]", "f32[8]", "f32[4]", "i32[]"
+    graph = import_jaxpr(traced(program, *args))
+    assert run_alone((SINK,), graph).record(SINK.name, False).rewrites
+    args = "i32[]", "f32[8]", "f32[5]", "i32[]"
+    check_refuses(SINK, program, *args, because="the windows are most of the array")
+
+
 @pytest.mark.parametrize("make", [jnp.sin, lambda b: jnp.where(b[0] > 0, b, b[::-1])])
 def test_a_small_array_that_is_computed_anew(make):
     """A game's board, turned and then moved (pgx's 2048): selecting costs nothing beside that."""

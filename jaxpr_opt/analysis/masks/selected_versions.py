@@ -89,7 +89,8 @@ def _seen_through(
 def no_gain(writes: Sequence[tuple[int, Access]], array: Value) -> str | None:
     """Why selecting written windows takes no less than selecting the array; None if it does."""
     prices = cost_model()
-    if prices.is_most(sum(write.nbytes for _, write in writes), array.nbytes):
+    made = len({case for case, _ in writes}) * array.nbytes  # each of these cases is an array
+    if prices.is_most(sum(write.nbytes for _, write in writes), made):
         return "the windows are most of the array"
     apart = prices.started(2 * len(writes))  # each window is read and written
     if prices.elementwise(array) <= apart and _is_made_anew(array):
