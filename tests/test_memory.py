@@ -116,6 +116,14 @@ def frontier(fun, *args):
     return plan.frontier
 
 
+def frontier_and_results(fun, *args):
+    """What a budget may buy, and what is computed in the least memory."""
+    with collect_plans() as plans:
+        results = optimize(fun, memory="minimal")(*args)
+    (plan,) = plans
+    return plan.frontier, results
+
+
 def test_less_memory_never_costs_less():
     """Of what a budget may buy, the smaller program is the slower one, and computes no less."""
     found = frontier(jax.grad(loss), W, H)
@@ -145,12 +153,13 @@ def test_a_larger_budget_never_costs_more_in_random_programs(seed, monkeypatch):
     plans = []
     real = pipeline.plan
     monkeypatch.setattr(pipeline, "plan", lambda *args: plans.append(real(*args)) or plans[-1])
-    with settings.override(strict=False), warnings.catch_warnings():
+    # Other tests look at every pass.
+    with settings.override(strict=False, verify=False), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the least may be more
-        for part in (0.9, 0.4, 0.1, 0.02):
+        for part in (0.9, 0.2, 0.02):
             optimize(program, memory=part).lower(*arguments)
     chosen = [plan.chosen for plan in plans]
-    assert len(chosen) == 4
+    assert len(chosen) == 3
     assert [each.seconds for each in chosen] == sorted(each.seconds for each in chosen)
     assert [each.flops for each in chosen] == sorted(each.flops for each in chosen)
     kilobyte = 1024  # by which estimates of so small programs are off
@@ -174,11 +183,12 @@ def gated(w, h):
 def test_segments_store_what_a_step_would_compute_again():
     """Their residuals stay in the cache: a third of the memory for no more operations."""
     w, h = jnp.tile(W, (1, 4)) / 8, H[:16]
-    today, *others = frontier(jax.grad(gated), w, h)
+    (today, *others), least = frontier_and_results(jax.grad(gated), w, h)
     assert any(e.nbytes < today.nbytes / 3 and e.flops <= 1.01 * today.flops for e in others)
-    for given in (0.5, "minimal"):
-        assert_close(jax.grad(gated)(w, h), optimize(jax.grad(gated), memory=given)(w, h))
-        assert_close(jax.grad(gated)(w, h), jax.jit(jax.grad(optimize(gated, memory=given)))(w, h))
+    want = jax.jit(jax.grad(gated))(w, h)
+    assert_close(want, least)
+    assert_close(want, optimize(jax.grad(gated), memory=0.5)(w, h))
+    assert_close(want, jax.jit(jax.grad(optimize(gated, memory="minimal")))(w, h))
 
 
 @pytest.mark.parametrize("given", [None, 0.5])
@@ -203,13 +213,13 @@ def test_nested_loops_are_planned_from_what_they_store():
         step = lambda h, _: (lax.scan(inner, h, length=5)[0] + 0.1 * h, None)
         return (lax.scan(step, h, length=50)[0] ** 2).sum()
 
-    found = frontier(jax.grad(nested), W / 8, H)
+    found, least = frontier_and_results(jax.grad(nested), W / 8, H)
     assert len(found) > 1 and found[-1].nbytes < 0.25 * found[0].nbytes
     assert [e.seconds for e in found] == sorted(e.seconds for e in found)
     assert [e.flops for e in found] == sorted(e.flops for e in found)
-    for given in (0.5, "minimal"):
-        got = optimize(jax.grad(nested), memory=given)(W / 8, H)
-        assert_close(jax.grad(nested)(W / 8, H), got)
+    want = jax.jit(jax.grad(nested))(W / 8, H)
+    assert_close(want, least)
+    assert_close(want, optimize(jax.grad(nested), memory=0.5)(W / 8, H))
 
 
 TALL = jnp.tile(H, (16, 1))
@@ -333,11 +343,10 @@ def test_a_loop_that_is_only_there_when_another_is_computed_again():
 
         return (lax.scan(layer, xs, w)[0] ** 2).sum()
 
-    w, xs = jnp.ones((4, 2, 48, 48)) / 48, jnp.ones((64, 16, 48))
-    first, *_, least = frontier(jax.grad(layered), w, xs)
-    assert least.nbytes < 0.5 * first.nbytes
+    w, xs = jnp.ones((4, 2, 48, 48)), jnp.ones((64, 16, 48))
     given = jax.random.normal(jax.random.key(0), w.shape) / 8
-    found = optimize(jax.grad(layered), memory="minimal")(given, xs)
+    (first, *_, least), found = frontier_and_results(jax.grad(layered), given, xs)
+    assert least.nbytes < 0.5 * first.nbytes
     wanted = jax.jit(jax.grad(layered))(given, xs)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * float(jnp.abs(wanted).max()))
 
