@@ -21,6 +21,7 @@ from jaxpr_opt.testing import (
 )
 from tests.graphs import scans
 from tests.loops import memory
+from tests.sets import crossed
 
 UPDATE = UpdateStates()
 IDS = np.array([[4, 4, -1], [7, -99, 4], [120, 120, 130], [0, 1, 2]], np.int32)
@@ -590,18 +591,19 @@ AT_ROWS = {
 }
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.0, np.inf, np.nan])
-@pytest.mark.parametrize("step", AT_ROWS.values(), ids=AT_ROWS)
-@pytest.mark.parametrize("batch", ["alone", "tables", "places"])
-def test_one_row_in_each_step(step, rate, batch):
+@pytest.mark.parametrize(
+    ("batch", "name", "rate"),
+    crossed(["alone", "tables", "places"], AT_ROWS, [1.0, 0.0, np.inf, np.nan]),
+)
+def test_one_row_in_each_step(name, rate, batch):
     """(1, 2, 3) Also of each table of a batch, each with a rate, at the same place or another; and
     where two places are the same.
     """
     table, kept = (each[:4096] for each in arguments()[:2])
     rates, ids = jnp.ones(4).at[2].set(rate), jnp.array([[4, 4], [7, -1], [9999, 7], [-9999, 0]])
-    fires = step is not AT_ROWS["chosen by column"]
+    fires = name != "chosen by column"
     for rows in (1, 2):
-        program = at_rows(step, rows=rows)
+        program = at_rows(AT_ROWS[name], rows=rows)
         if batch == "alone":
             same(program, table, kept, ids, rates, fires=fires)
             continue
