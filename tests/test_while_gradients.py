@@ -165,7 +165,7 @@ def test_second_derivatives(second):
 @pytest.mark.parametrize("second", [jax.jacfwd, jax.grad])
 def test_second_derivatives_of_nested_loops(second):
     of_scale = lambda loop: lambda a: of_nested(loop, 2)(a * W)
-    curvature = second(jax.grad(optimize(of_scale(lax.while_loop))))(0.7)
+    curvature = jax.jit(second(jax.grad(optimize(of_scale(lax.while_loop)))))(0.7)
     same(curvature, jax.grad(jax.grad(of_scale(unrolled)))(0.7), 1e-4)
 
 

@@ -642,7 +642,7 @@ def neurons(count):
 @pytest.mark.parametrize("make", [oscillators, neurons, optimizer])
 def test_programs_as_they_are_written(make):
     """Forward and gradient, whichever way round, and what is made of them."""
-    program, given = make(6), (jnp.float32(0.1), 1.2 + jnp.sin(jnp.arange(20.0)))
+    program, given = make(4), (jnp.float32(0.1), 1.2 + jnp.sin(jnp.arange(20.0)))
     optimize = jaxpr_opt.optimize
     explained = " ".join(str(jaxpr_opt.explain(program, *given).in_full()).split())
     assert "operations on scalars become" in explained

@@ -286,8 +286,9 @@ def test_an_op_of_one_place(name):
     at, x = jnp.array([3, -1, 0, N, 3]), jnp.array([1.5, 2.0, -3.0, 4.0, 0.5])
     c = jnp.arange(1.0, N + 1)
     assert recognized(program, "f32[8]", "i32[5]", "f32[5]") in (set(), {"scatter-add"})
+    ours = optimize(program)
     for values in (c, c.at[3].set(jnp.nan), c.at[0].set(-jnp.inf)):
-        assert_same_bits(program(values, at, x), optimize(program)(values, at, x))
+        assert_same_bits(program(values, at, x), ours(values, at, x))
     close = partial(np.testing.assert_allclose, rtol=1e-6)
     derived = lambda f: jax.grad(lambda c, x: sum(v.sum() for v in f(c, at, x)), (0, 1))
     jax.tree.map(close, derived(optimize(program))(c, x), derived(program)(c, x))
