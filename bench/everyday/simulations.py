@@ -264,6 +264,22 @@ def history(x: Array, weights: Array) -> Array:
     return lax.scan(step, jnp.zeros(100), jnp.arange(100))[0]
 
 
+def acted(weights: Any, seed: int) -> Array:
+    """An episode of a policy that draws its actions."""
+    hidden, out = weights
+
+    def step(state: Any, _: None) -> Any:
+        x, key = state
+        key, of_action, of_noise = jax.random.split(key, 3)
+        scores = jnp.tanh(x @ hidden) @ out
+        action = jax.random.categorical(of_action, scores)
+        x = jnp.tanh(x + jnp.where(action > 1, 0.1, -0.1) * jnp.roll(x, 1))
+        x = x + 0.1 * jax.random.normal(of_noise, x.shape)
+        return (x, key), jax.nn.log_softmax(scores)[action] * x[0]
+
+    return lax.scan(step, (jnp.ones(4), jax.random.key(seed)), length=200)[1]
+
+
 def complex_points(n: int) -> Any:
     """Of a plane."""
     return (normal(n) + 1j * normal(n, seed=1)).astype("complex64")
@@ -285,6 +301,7 @@ PROGRAMS: dict[str, Entry] = {
     "infected": entry(infected, 0.1 * abs(normal(2, 10, 10)), abs(normal(4, 10, 20))),
     "Runge-Kutta": entry(runge_kutta, 0.2 * normal(32, 32), normal(8, 32)),
     "chain": entry(chain, normal(8), 0),
+    "acted": entry(acted, (normal(4, 32), 0.1 * normal(32, 4)), 0),
     "Hamiltonian": entry(hamiltonian, 0.1 * normal(16), normal(60, 16), 0),
     "resampled": entry(resampled, normal(64), 0, normal(30)),
     "conjugate gradients": entry(conjugate_gradients, positive(32), normal(32)),

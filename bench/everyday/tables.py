@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -166,7 +167,7 @@ def lowered(lengths: Array, ends: Array) -> Array:
     return jnp.concatenate([distance, tried])
 
 
-def evaluated(ops: Array, numbers: Array) -> Array:
+def evaluated(ops: Array, numbers: Array, depth: int = 256) -> Array:
     """Programs of a machine with a stack, one a row: it adds, multiplies or pushes."""
 
     def one(ops: Array, numbers: Array) -> Array:
@@ -186,7 +187,7 @@ def evaluated(ops: Array, numbers: Array) -> Array:
             stack, top = lax.switch(op, branches)
             return (stack, top), stack[top - 1]
 
-        return lax.scan(step, (jnp.zeros(256), 2), (ops, numbers))[1]
+        return lax.scan(step, (jnp.zeros(depth), 2), (ops, numbers))[1]
 
     return jax.vmap(one)(ops, numbers)
 
@@ -464,6 +465,9 @@ PROGRAMS: dict[str, Entry] = {
     "relaxed edges": entry(relaxed_edges, abs(normal(400)), below(100, 400, 2)),
     "lowered": entry(lowered, abs(normal(500)), below(2000, 500, 2)),
     "evaluated": forward(evaluated, below(3, 32, 100), normal(32, 100)),
+    "evaluated on a low stack": forward(
+        partial(evaluated, depth=8), below(3, 32, 100), normal(32, 100)
+    ),
     "ranked": forward(ranked, abs(normal(64, 64)) / 64),
     "strongest": entry(strongest, abs(normal(64, 64)) / 64),
     "histogram": entry(histogram, normal(500), below(32, 500)),

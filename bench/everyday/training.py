@@ -122,6 +122,22 @@ def parameters_in_a_vector(vector: Array, x: Array) -> Array:
     return lax.scan(step, vector, length=20)[0]
 
 
+def relations(table: Array, moves: Array, triples: Array) -> Any:
+    """Things, and relations between them, as vectors: each loss reads four rows of one table."""
+
+    def loss(given: Any, triple: Array) -> Array:
+        table, moves = given
+        start, right, wrong = (table[triple[k]] for k in (0, 2, 3))
+        end = start / jnp.linalg.norm(start) + moves[triple[1]]
+        return jax.nn.relu(1 + jnp.sum(jnp.abs(end - right)) - jnp.sum(jnp.abs(end - wrong)))
+
+    def step(given: Any, triple: Array) -> Any:
+        value, gradient = jax.value_and_grad(loss)(given, triple)
+        return jax.tree.map(lambda x, g: x - 0.1 * g, given, gradient), value
+
+    return lax.scan(step, (table, moves), triples)
+
+
 PROGRAMS: dict[str, Entry] = {
     "parameters in a vector": forward(parameters_in_a_vector, 0.2 * normal(5073), normal(32, 16)),
     "word vectors": forward(
@@ -130,6 +146,7 @@ PROGRAMS: dict[str, Entry] = {
     "bag of words": forward(
         bag_of_words, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32), normal()
     ),
+    "relations": forward(relations, normal(600, 16), normal(16, 16), below(16, 100, 4)),
     "triplets": forward(triplets, normal(20_000, 32), below(20_000, 3, 16), normal()),
     "scaled loss": forward(
         scaled_loss, normal(20_000, 32), below(20_000, 16, 8), normal(16, 32), normal() * 0 + 64
