@@ -104,9 +104,9 @@ class Prices(Lowering):
         """
         return self.moved(nbytes) / 2 + 2 * self.read_windows(0, numbers)
 
-    def paired(self, windows: int) -> float:
-        """Seconds to compare all pairs of so many windows."""
-        return self.device.predicate * number(windows) ** 2
+    def paired(self, windows: int, others: int | None = None) -> float:
+        """Seconds to compare all pairs of so many windows, or of one of these and one of others."""
+        return self.device.predicate * number(windows) * number(others or windows)
 
     # -- ops
 

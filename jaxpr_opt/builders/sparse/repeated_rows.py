@@ -1,4 +1,4 @@
-"""Sum what one scatter adds to the same row of an array, or find what it leaves there, without it.
+"""Sum what one scatter adds to the same row of an array, without the array.
 
 Some windows of a scatter may be the same. Equal windows share a slot, that of one of them; each
 gets the sum in its slot, in the order of the windows, as the scatter itself adds. Which windows are
@@ -63,20 +63,9 @@ def told_apart(group: Sequence[Piece]) -> float:
 
 def by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
     """For each window, the sum of all updates to its row; equal windows get equal sums."""
-    return _by_row(piece, index, update, "add")
-
-
-def last_by_row(piece: Piece, index: jax.Array, update: jax.Array) -> jax.Array:
-    """For each window, the last of all updates to its row."""
-    return _by_row(piece, index, update, "set")
-
-
-def _by_row(
-    piece: Piece, index: jax.Array, update: jax.Array, put: Literal["add", "set"]
-) -> jax.Array:
     _, order = _order(piece, update)
     slots = _slots([piece], _flat(piece, index))
-    left = _left(_rows(piece, index, update), slots, len(slots), put).at[slots].get(**_IN_RANGE)
+    left = _left(_rows(piece, index, update), slots, len(slots), "add").at[slots].get(**_IN_RANGE)
     shared = lax.reshape(left, [update.shape[axis] for axis in order])
     return lax.transpose(shared, [order.index(axis) for axis in range(update.ndim)])
 
@@ -222,7 +211,7 @@ def _compared(pieces: Sequence[Piece]) -> float:
 def _marked(pieces: Sequence[Piece]) -> float:
     """Seconds to mark the places of windows in an array that is no larger than theirs."""
     windows, sizes = _windows(pieces), _sizes(pieces[0])
-    size = _mark(windows).itemsize * math.prod(sizes)
+    size = mark_of(windows).itemsize * math.prod(sizes)
     is_small = size <= pieces[0].result.nbytes
     return cost_model().marked(windows * len(sizes), size) if is_small else math.inf
 
@@ -308,7 +297,7 @@ def _last_marks(places: jax.Array, sizes: Sequence[int]) -> jax.Array:
     its own for a place out of range.
     """
     axes = tuple(range(len(sizes)))
-    own = lax.iota(_mark(len(places)), len(places))
+    own = lax.iota(mark_of(len(places)), len(places))
     marks = lax.scatter(
         jnp.zeros(sizes, own.dtype),
         places,
@@ -321,6 +310,6 @@ def _last_marks(places: jax.Array, sizes: Sequence[int]) -> jax.Array:
     return jnp.where(found < 0, own, found)
 
 
-def _mark(windows: int) -> np.dtype[Any]:
+def mark_of(windows: int) -> np.dtype[Any]:
     """The type of numbers of windows."""
     return np.dtype(np.int16 if windows <= np.iinfo(np.int16).max else np.int32)
