@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from bench.everyday.entry import Entry, below, forward, normal
+from bench.everyday.entry import Entry, below, entry, forward, normal
 
 
 def word_vectors(table: Array, centers: Array, contexts: Array) -> Any:
@@ -138,7 +138,25 @@ def relations(table: Array, moves: Array, triples: Array) -> Any:
     return lax.scan(step, (table, moves), triples)
 
 
+def tuned_words(table: Array, w: Array, known: Array, asked: Array) -> Array:
+    """Meta-learning: for each task some steps of descent, then the loss at other words."""
+
+    def loss(table: Array, words: Array) -> Array:
+        return jnp.mean(jnp.tanh(table[words] @ w) ** 2)
+
+    def task(known: Array, asked: Array) -> Array:
+        tuned = table
+        for _ in range(3):
+            tuned = tuned - 0.3 * jax.grad(loss)(tuned, known)
+        return loss(tuned, asked)
+
+    return jnp.mean(jax.vmap(task)(known, asked))
+
+
 PROGRAMS: dict[str, Entry] = {
+    "words tuned for tasks": entry(
+        tuned_words, normal(20_000, 16), normal(16), below(20_000, 4, 24), below(20_000, 4, 24)
+    ),
     "parameters in a vector": forward(parameters_in_a_vector, 0.2 * normal(5073), normal(32, 16)),
     "word vectors": forward(
         word_vectors, normal(4000, 16), below(4000, 50, 8), below(4000, 50, 8, seed=1)

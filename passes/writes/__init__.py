@@ -2,7 +2,7 @@
 
 ===========================  ===================================================================
 `forward-written-windows`    a read of a written window is the written value, or may be
-`forward-repeated-rows`      a read of just what was written needs no array
+`forward-repeated-rows`      reads of rows, some just written or added to, need no array
 `expand-combining-scatters`  a multiplication in place becomes a read, a product, a write
 `write-after-branches`       a write in a branch moves after the cond
 `write-after-loops`          writes into all rows move after the loop over the rows
@@ -13,6 +13,7 @@
 As equations::
 
     a.at[i].set(v)[j]                   = v if i == j else a[j]
+    a.at[i].add(v)[j]                   = a[j].at[k].add(v), if j[k] == i
     a.at[i].multiply(v)                 = a.at[i].set(a[i] * v)
     cond(p, a.at[i].set(v), a)          = a.at[i].set(cond(p, v, a[i]))
     scan(a[k] -> a[k].at[i].set(v[k]))  = a.at[:, i].set(v)

@@ -8,8 +8,9 @@ are few; else what is read leaves its number in an array of all places.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import jax
@@ -49,7 +50,8 @@ class WrittenRows:
         places = (op.operands[1] for op in (self.read, self.write))
         # Condition 1 of forward-repeated-rows.
         return (
-            slice_sizes_of(self.read) == sizes
+            bool(self._sizes)
+            and slice_sizes_of(self.read) == sizes
             and all(sizes[axis] in {1, array.shape[axis]} for axis in self._sizes)
             and math.prod(self._sizes.values()) <= np.iinfo(np.int32).max
             and all(max(array.shape) <= dtypes.limits(each.dtype)[1] for each in places)
@@ -70,7 +72,9 @@ class WrittenRows:
         is_marked = self._marked < self._compared
         find = _by_marks if is_marked else _by_pairs
         own, slots = find(read, written, math.prod(self._sizes.values()))
-        left = _scattered(self.write, self._flat(self.read, old), slots, self._flat(self.write, update))
+        left = _scattered(
+            self.write, self._flat(self.read, old), slots, self._flat(self.write, update)
+        )
         shared = left.at[own].get(**_IN_RANGE)
         order = _order(self.read, old)
         found = lax.reshape(shared, [old.shape[axis] for axis in order])
@@ -110,11 +114,11 @@ class WrittenRows:
                 place = place if drops else jnp.clip(place, np.zeros_like(last), last)
                 numbers.append(lax.convert_element_type(place, np.int32) * np.int32(stride))
             stride *= size
-        number = sum(numbers[1:], numbers[0])
+        number = reduce(lax.add, numbers)
         # Condition 2 of forward-repeated-rows.
-        if drops:
+        if drops and tests:
             none = _FILLED if op is self.read else _DROPPED
-            number = jnp.where(jnp.stack(tests).all(0), number, none)
+            number = jnp.where(reduce(lax.bitwise_and, tests), number, none)
         return lax.reshape(number, (_count(op),))
 
     def _drops(self, op: Op) -> bool:
@@ -201,8 +205,8 @@ def _first_alike(places: jax.Array, among: jax.Array) -> jax.Array:
 def _by_marks(read: jax.Array, written: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """The same, by numbers that are left in an array of all places."""
     own = lax.iota(mark_of(len(read)), len(read))
-    marks = jnp.full(size, -1, own.dtype).at[read].set(
-        own, mode="drop", wrap_negative_indices=False
+    marks = (
+        jnp.full(size, -1, own.dtype).at[read].set(own, mode="drop", wrap_negative_indices=False)
     )
     here, there = (
         marks.at[each].get(mode="fill", fill_value=-1, wrap_negative_indices=False)
