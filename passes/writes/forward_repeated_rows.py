@@ -91,7 +91,7 @@ class ForwardRepeatedRows(Pass[RowsReadBack]):
         label, nbytes = op.result.label, op.result.nbytes
         if op.name == "scatter" and may_coincide(op) and not writes_in_order():
             return "it is not known which of equal places is written last"  # (3)
-        if any(map(is_sharded, op.operands)):
+        if any(map(is_sharded, (*op.operands, *(each.read.operands[1] for each in reads)))):
             return "the array may be divided over devices"
         if len(op.result.uses) > len(reads):
             return f"{label} is read elsewhere"

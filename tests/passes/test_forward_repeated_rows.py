@@ -1,4 +1,4 @@
-"""Rows that were just written are read back from the rows alone."""
+"""Rows that may just have been written, or added to, are read without the array."""
 # ruff: noqa: E501 - the parameters of a scatter
 
 import dataclasses
@@ -8,17 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from jax import export, lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxpr_opt import optimize
 from jaxpr_opt.cost.devices import CPU
 from jaxpr_opt.cost.model import CostModel, using
+from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.passes.writes import forward_repeated_rows
 from jaxpr_opt.passes.writes.forward_repeated_rows import ForwardRepeatedRows
 from jaxpr_opt.reports import observe
-from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite
+from jaxpr_opt.testing import assert_close, check_refuses, check_rewrite, run_alone
 from tests.loops import alone
 from tests.loops import memory as temporary
+from tests.sets import crossed
 
 FORWARD = ForwardRepeatedRows()
 N = 400
@@ -184,11 +187,11 @@ def twice(t, i, u, j):
 SHAPES = [at_grids, at_columns, at_elements, at_no_places, at_both, twice]
 
 
+BATCHES = [None, 0, (None, 0, 0, 0), (0, None, 0, None), (0, None, None, None)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("program", SHAPES)
-@pytest.mark.parametrize(
-    "axes", [None, 0, (None, 0, 0, 0), (0, None, 0, None), (0, None, None, None)]
-)
+@pytest.mark.parametrize(("program", "axes"), crossed(SHAPES, BATCHES))
 def test_windows_and_batches(program, axes):
     rng = np.random.default_rng(0)
     lead = lambda k: (3,) if axes == 0 or (axes and axes[k] == 0) else ()
@@ -213,7 +216,7 @@ def test_windows_and_batches(program, axes):
 @pytest.mark.parametrize("dtype", ["uint32", "float32", "int8", "bool"])
 @pytest.mark.parametrize("write", ["drop", "clip", "promise_in_bounds"])
 def test_places_that_are_the_same(at, dtype, write):
-    """(1, 3, 4) The last row that is written to a place stays."""
+    """(3) The last row that is written to a place stays."""
     rows = jnp.asarray([[0.0, 1.0], [2.0, 0.0], [jnp.nan, 5.0]]).astype(dtype)
     for model in (MODEL, MARKED):
         with using(model):
@@ -222,7 +225,7 @@ def test_places_that_are_the_same(at, dtype, write):
 
 
 def test_places_that_are_clamped():
-    """(1) As the read's are."""
+    """(2) As the read's are."""
     rows = jnp.arange(6.0).reshape(3, 2)
     for at in ([399, 400, 500], [-1, 0, -7], [500, 3, 399]):
         program = lambda i, v: read_back(i, v, write="clip")
@@ -300,7 +303,7 @@ def test_an_array_that_is_filled_fast():
 
 
 def test_where_the_order_of_writes_is_not_known(monkeypatch):
-    """(4) On a GPU threads write."""
+    """(3) On a GPU threads write."""
     monkeypatch.setattr(forward_repeated_rows, "writes_in_order", lambda: False)
     check_refuses(
         FORWARD,
@@ -337,6 +340,45 @@ def many(t, i, u, j):
 )
 def test_rows_of_arrays_that_are_made_anyway(program, because):
     check_refuses(FORWARD, program, "f32[400,2]", "i32[3]", "f32[3,2]", "i32[4]", because=because)
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_rows_that_devices_hold_parts_of(axis):
+    """Tables, or columns: what is read would be divided in another way."""
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    parts = [None, None, None]
+    parts[axis] = "x"
+    args = [jnp.ones((2, N, 2)), jnp.ones((2, 3), int), jnp.ones((2, 3, 2)), jnp.ones((2, 4), int)]
+    args = [
+        jax.device_put(arg, NamedSharding(mesh, PartitionSpec(*parts[: arg.ndim]))) for arg in args
+    ]
+    with jax.set_mesh(mesh):
+        program = jax.vmap(stepped, spmd_axis_name="x" if axis == 0 else None)
+        check_refuses(FORWARD, program, *args, because="divided over devices")
+
+
+def test_a_symbolic_shape():
+    """(1) How many rows there are is not known."""
+    (n,) = export.symbolic_shape("n")
+    types = [((n, 2), "float32"), ((3,), "int32"), ((3, 2), "float32"), ((4,), "int32")]
+    given = [jax.ShapeDtypeStruct(*each) for each in types]
+    graph = import_jaxpr(jax.make_jaxpr(stepped)(*given), FORWARD.phase)
+    assert not run_alone((FORWARD,), graph).record(FORWARD.name, FORWARD.cleanup).rewrites
+
+
+@pytest.mark.parametrize(("n", "fires"), [(46_340, True), (46_341, False)])
+def test_more_places_than_an_integer_counts(n, fires):
+    """(1) The number of a place has 32 bits."""
+
+    def program(t, i, u, j):
+        return t.at[i, i].add(u, mode="drop").at[j, j].get(mode="fill")
+
+    types = [((n, n), "int8"), ((3,), "int32"), ((3,), "int8"), ((4,), "int32")]
+    given = [jax.ShapeDtypeStruct(*each) for each in types]
+    graph = import_jaxpr(jax.make_jaxpr(program)(*given), FORWARD.phase)
+    assert (
+        bool(run_alone((FORWARD,), graph).record(FORWARD.name, FORWARD.cleanup).rewrites) == fires
+    )
 
 
 @pytest.mark.parametrize(
