@@ -109,9 +109,10 @@ PLACES = [[0, 1, 2, 3], [5, 5, 5, 5], [1, 7, 399, 1], [-1, 400, 500, 399], [-9, 
 MODES = ["clip", "fill", "promise_in_bounds"]
 
 
-@pytest.mark.parametrize("read", MODES)
-@pytest.mark.parametrize("write", ["drop", "clip", "promise_in_bounds"])
-@pytest.mark.parametrize("add", [True, False])
+@pytest.mark.parametrize(
+    ("add", "read", "write"),
+    crossed([True, False], MODES, ["drop", "clip", "promise_in_bounds"]),
+)
 def test_places_out_of_range(add, read, write):
     """(2) As XLA has them; and the order of what is added to one row, (3)."""
     rng = np.random.default_rng(0)
@@ -212,9 +213,14 @@ def test_windows_and_batches(program, axes):
     alone(FORWARD, mapped, *args, fires=True)
 
 
-@pytest.mark.parametrize("at", [[0, 1, 2], [5, 5, 5], [1, 7, 1], [7, 1, 1], [399, 0, 399]])
-@pytest.mark.parametrize("dtype", ["uint32", "float32", "int8", "bool"])
-@pytest.mark.parametrize("write", ["drop", "clip", "promise_in_bounds"])
+@pytest.mark.parametrize(
+    ("at", "dtype", "write"),
+    crossed(
+        [[0, 1, 2], [5, 5, 5], [1, 7, 1], [7, 1, 1], [399, 0, 399]],
+        ["uint32", "float32", "int8", "bool"],
+        ["drop", "clip", "promise_in_bounds"],
+    ),
+)
 def test_places_that_are_the_same(at, dtype, write):
     """(3) The last row that is written to a place stays."""
     rows = jnp.asarray([[0.0, 1.0], [2.0, 0.0], [jnp.nan, 5.0]]).astype(dtype)
