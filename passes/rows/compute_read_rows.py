@@ -29,7 +29,7 @@ when
    itself, rounded otherwise.
 
 Cost: all rows that are read take clearly less time than the whole, what they are made of takes less
-memory, and a copy of what is read of a factor is less than what is no longer made, or a small part
+memory (of rows that were scattered to zeros, only these), and a copy of what is read of a factor is less than what is no longer made, or a small part
 of the factor. XLA does so for elementwise ops that it fuses with their reader: these alone are no
 reason to touch a program. A product of fewer rows may be rounded otherwise.
 Source: sampling from a language model without a cache; masked autoregressive flows (Papamakarios et
@@ -44,7 +44,9 @@ from typing import ClassVar
 
 from jaxpr_opt.analysis.rows.read_rows import ReadRows, reads_of_rows
 from jaxpr_opt.analysis.rows.selections import selection
+from jaxpr_opt.analysis.sparse.scatter_chains import SCATTERS
 from jaxpr_opt.analysis.values.compared import are_compared
+from jaxpr_opt.analysis.values.constants import uniform
 from jaxpr_opt.builders.rows.read_rows import compute_rows
 from jaxpr_opt.cost.model import cost_model
 from jaxpr_opt.engine.interface import Match, Pass
@@ -79,6 +81,17 @@ class RowsOfAnArray(Match):
             left.discard(op)
             made += sum(v.nbytes for v in op.results) if op is not None else 0
         return not left
+
+    def kept(self, factor: Value) -> int:
+        """Bytes that stay until rows of a factor are read. A number everywhere but in rows that were
+        scattered to it is no array then.
+        """
+        op, ops = factor.op, self.ops
+        if op is None or op.name not in SCATTERS or uniform(op.operands[0]) is None:
+            return int(factor.nbytes)
+        is_read_here = all(each.selection.op.region is factor.region for each in self.reads)
+        is_array = not is_read_here or any(user not in ops for user in factor.users)
+        return int(factor.nbytes if is_array else op.operands[2].nbytes)
 
     @property
     def arrays(self) -> set[Value]:
@@ -119,7 +132,7 @@ class ComputeReadRows(Pass[RowsOfAnArray]):
             if not model.may_be_copied(copied, factor.nbytes, spared):
                 return f"a part of {factor.label} would be copied"
         factors = {v for each in reads for v in each.factors if v.op is not None}
-        if sum(v.nbytes for v in factors) > size and not match.are_read_at_once:
+        if sum(map(match.kept, factors)) > size and not match.are_read_at_once:
             return f"what it is computed from takes more memory than {array.label}"
         whole, runs = (
             model.repeated(match.ops) + model.moved(array.nbytes),

@@ -719,6 +719,27 @@ def test_a_row_that_only_a_branch_reads():
     assert not any(op.name == "tanh" for op in graph.body.ops)
 
 
+@pytest.mark.parametrize("reads", ["once", "elsewhere", "in a loop"])
+def test_rows_that_were_scattered_to_zeros(reads):
+    """Three gradients of a table are no tables if the table that they move is read by rows."""
+
+    def program(table, at, g, j):
+        moved, given = jnp.zeros_like(table), []
+        for k in range(3):
+            given.append(jnp.zeros_like(table).at[at + k].add(g))
+            moved = 0.9 * moved + given[-1]
+        new, rest = table - 0.1 * moved, jnp.max(table @ table.T) * table
+        if reads == "in a loop":
+            return lax.map(lambda k: new[k[None]], j), rest
+        return new[j], rest, *(given if reads == "elsewhere" else [])
+
+    types = "f32[400,2]", "i32[3]", "f32[3,2]", "i32[4]"
+    if reads == "once":
+        alone(READ, program, *types, fires=True)
+    else:
+        check_refuses(READ, program, *types, because="takes more memory than sub")
+
+
 def test_rows_and_columns_of_a_product():
     """(2) The products are those of each read; both need all of the other factor."""
 
