@@ -42,7 +42,7 @@ versions = -c 'import jax, platform; print("Python", platform.python_version(), 
 demo: .venv/stamp
 	.venv/bin/python -m examples.demo
 
-# Of slow tests the first and the last set of parameters.
+# Of slow tests the first and the last set of parameters; of tests of a pass with many sets, every second.
 test: .venv/stamp-test
 	@.venv/bin/python $(versions)
 	.venv/bin/python -m pytest $(PYTEST) $(QUICK_ENOUGH)

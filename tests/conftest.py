@@ -49,20 +49,29 @@ def pytest_addoption(parser):
     parser.addoption("--ends", choices=["slow", "all"], help="tests of few sets of parameters")
 
 
+MANY_SETS = 8
+"""Of a test of a pass with more sets of parameters, `--ends slow` takes every second."""
+
+
 def pytest_collection_modifyitems(config, items):
-    """Of tests that are slow, or of all, the first and the last set of parameters."""
+    """Of each test the sets of parameters that `--ends` asks for."""
     of = config.getoption("--ends")
     if of is not None:
-        first, last = {}, {}
+        sets = {}
         for item in items:
-            test = item.nodeid.partition("[")[0]
-            first.setdefault(test, item)
-            last[test] = item
-        kept = {*first.values(), *last.values()}
-        if of == "slow":
-            kept.update(item for item in items if item.get_closest_marker("slow") is None)
+            sets.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        kept = {item for each in sets.values() for item in _kept(each, of)}
         config.hook.pytest_deselected(items=[each for each in items if each not in kept])
         items[:] = [each for each in items if each in kept]
+
+
+def _kept(sets, of):
+    ends = {sets[0], sets[-1]}
+    if of == "all":
+        return ends
+    quick = [item for item in sets if item.get_closest_marker("slow") is None]
+    is_long = "tests/passes/" in sets[0].nodeid and len(quick) > MANY_SETS
+    return ends.union(quick[::2] if is_long else quick)
 
 
 @pytest.fixture
