@@ -320,6 +320,18 @@ def test_where_the_order_of_writes_is_not_known(monkeypatch):
     )
 
 
+def test_what_may_be_written_in_any_order(monkeypatch):
+    """(3) What is added, and rows at places that are no two the same."""
+    monkeypatch.setattr(forward_repeated_rows, "writes_in_order", lambda: False)
+
+    def once(t, i, u, j):
+        return t.at[i].set(u, mode="drop", unique_indices=True)[j]
+
+    args = jnp.ones((N, 2)), jnp.arange(3), jnp.ones((3, 2)), jnp.arange(4)
+    for program in (stepped, once):
+        alone(FORWARD, program, *args, fires=True)
+
+
 def in_a_loop(t, i, u, j):
     """Each step would compare the places."""
     moved = t.at[i].add(u)
