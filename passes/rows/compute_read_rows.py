@@ -28,10 +28,11 @@ when
 4. if there are several, no discontinuous op depends on two of them: it could compare a row with
    itself, rounded otherwise.
 
-Cost: all rows that are read take clearly less time than the whole, what they are made of takes less
-memory (of rows that were scattered to zeros, only these), and a copy of what is read of a factor is less than what is no longer made, or a small part
-of the factor. XLA does so for elementwise ops that it fuses with their reader: these alone are no
-reason to touch a program. A product of fewer rows may be rounded otherwise.
+Cost: all rows that are read take clearly less time than the whole, what they are made of takes
+less memory (of rows that were scattered to zeros, only these), and a copy of what is read of a
+factor is less than what is no longer made, or a small part of the factor. XLA does so for
+elementwise ops that it fuses with their reader: these alone are no reason to touch a program. A
+product of fewer rows may be rounded otherwise.
 Source: sampling from a language model without a cache; masked autoregressive flows (Papamakarios et
 al., arXiv:1705.07057); farthest point sampling (Qi et al., PointNet++, arXiv:1706.02413).
 """
@@ -83,8 +84,8 @@ class RowsOfAnArray(Match):
         return not left
 
     def kept(self, factor: Value) -> int:
-        """Bytes that stay until rows of a factor are read. A number everywhere but in rows that were
-        scattered to it is no array then.
+        """Bytes that stay until rows of a factor are read: one number everywhere but in rows that
+        were scattered to it is no array then.
         """
         op, ops = factor.op, self.ops
         if op is None or op.name not in SCATTERS or uniform(op.operands[0]) is None:
