@@ -9,6 +9,7 @@ from jax import lax
 from jaxpr_opt.analysis.steps.assume import Assumed
 from jaxpr_opt.analysis.steps.incremental_assume import Assumable
 from jaxpr_opt.analysis.steps.splats import Splat
+from jaxpr_opt.bridge import compat_types
 from jaxpr_opt.ir.graph import Scan
 from jaxpr_opt.ir.importer import import_jaxpr
 from jaxpr_opt.testing import traced
@@ -123,6 +124,16 @@ def test_both_branches_of_a_cond_nothing_is_known_about():
     fun = lambda p, x: lax.cond(x[0] < 1, lambda: jnp.where(p, x * 2, x), lambda: x)
     assert known(fun) == "x"
     assert known(fun, fact=True) is None
+
+
+def test_what_is_undefined_in_a_branch():
+    """It may be what the others make."""
+    nothing = lambda: compat_types.undefined(jax.core.ShapedArray((3,), jnp.float32))
+    fun = lambda p, x: lax.cond(x[0] < 1, lambda: jnp.where(p, x * 2, x), nothing)
+    assert known(fun) == "x"
+    assert known(fun, fact=True) is None
+    both = lambda p, x: lax.cond(x[0] < 1, nothing, nothing)
+    assert known(both) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from jaxpr_opt.cost.model import CostModel, using
 from jaxpr_opt.ir.graph import Scan, While
 from jaxpr_opt.passes.steps.exit_loop_early import ExitLoopEarly
 from jaxpr_opt.reports import observe
-from jaxpr_opt.testing import check_rewrite
+from jaxpr_opt.testing import assert_close, check_rewrite
 from tests.loops import alone, compiled, there_and_back
 from tests.prices import EAGER, FREE, Eager
 
@@ -274,3 +274,39 @@ def test_a_loop_back_runs_the_steps_that_were_counted(bound):
     """(2) Nobody looks at the predicates of all rows."""
     graph = alone(EXIT, there_and_back, jnp.arange(3.0), jnp.float32(bound), fires=True)
     assert [op.name for op in graph.walk() if op.name in ("while", "reduce_max")] == ["while"] * 2
+
+
+def solved(w, y):
+    """Heun's method for a network, with steps that are accepted or not."""
+
+    def step(state, _):
+        t, y, width, done = state
+        h = jnp.minimum(width, 1 - t)
+        slope = lambda y: jnp.tanh(y @ w) @ w.T - 0.1 * y
+        a = slope(y)
+        b = slope(y + h * a)
+        error = lax.stop_gradient(jnp.sqrt(jnp.mean((h * (b - a)) ** 2)))
+        is_good = error < 1e-2
+        t, y = (jnp.where(is_good, *pair) for pair in ((t + h, t), (y + h * (a + b) / 2, y)))
+        width = h * jnp.clip(0.09 / jnp.sqrt(error + 1e-9), 0.2, 5.0)
+        new = t, y, width, t >= 1
+        return jax.tree.map(lambda x, y: jnp.where(done, x, y), state, new), None
+
+    return jnp.sum(lax.scan(step, (0.0, y, 0.05, False), None, length=256)[0][1] ** 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("above", [False, True])
+def test_a_batch_of_solvers_that_reject_steps(above, real_questions):
+    """The loop back works in a branch for rows that accept a step. It begins where all are done."""
+    rng = np.random.default_rng(0)
+    args = [jnp.asarray(rng.normal(size=s) / 5, jnp.float32) for s in ((32, 64), (8, 16, 32))]
+    if above:
+        plain = jax.vmap(jax.grad(solved), (None, 0))
+        made = optimize(plain)
+    else:
+        loss = lambda f: lambda w, y: jnp.sum(f(jax.vmap(solved, (None, 0)))(w, y))
+        plain, made = jax.grad(loss(lambda f: f)), jax.grad(loss(optimize))
+    assert_close(jax.jit(made)(*args), jax.jit(plain)(*args))
+    graph, _ = observe.optimized(made, args, {})
+    assert not [op for op in graph.walk() if isinstance(op, Scan) and op.length > 32]

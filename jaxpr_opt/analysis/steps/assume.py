@@ -39,7 +39,7 @@ from jaxpr_opt.analysis.steps.splats import (
     zero_of,
 )
 from jaxpr_opt.analysis.values import float_bounds
-from jaxpr_opt.analysis.values.constants import identity, uniform
+from jaxpr_opt.analysis.values.constants import identity, is_undefined, uniform
 from jaxpr_opt.analysis.values.flags import is_fraction
 from jaxpr_opt.analysis.values.truths import implied, numbers_if
 from jaxpr_opt.analysis.windows.access import Access, access
@@ -189,13 +189,16 @@ class Assumed:
         return [self._agreed(outcome) for outcome in op.outcomes]
 
     def _agreed(self, outcome: Outcome) -> Known:
-        """The value of a cond's result, if all branches that may be taken agree on it."""
+        """The value of a cond's result, if all branches that may be taken agree on it: what is
+        undefined in one of them may be what the others make.
+        """
         op = outcome.result.op
         assert isinstance(op, Cond)
         if (chosen := self.one_of(self[op.selector])) is not None:
             made = [self[outcome.values[op.taken(number)]] for number in chosen.numbers]
             return self._of_each(outcome.result, made, chosen, chosen.integer)
-        first, *rest = (self[v] for v in outcome.values)
+        defined = [v for v in outcome.values if not is_undefined(v)]
+        first, *rest = (self[v] for v in defined or outcome.values)
         return first if all(same(first, other) for other in rest) else outcome.result
 
     def _chosen(self, op: Cond) -> Region | None:
