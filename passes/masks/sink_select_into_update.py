@@ -44,6 +44,9 @@ Sound when
    its gradient, it is written once more, into the new array: `undo-carried-writes` does not store
    it then.
 
+Writes of one kind by several cases, such as the halves of swaps, become one: of what the case that
+is chosen writes.
+
 Cost: at most one more read of a window, and no longer an array for each case: less, unless the
 windows are most of these. A batched `switch` of which two to six cases write a row, or half of the
 rows, of a buffer of two to eight: 0.2 to 0.5 of the time, gradients 0.3 to 0.9 (CPU, jax 0.10).

@@ -489,6 +489,11 @@ def nowhere(b, u, i, given):
     return b
 
 
+def twice(b, u, i, given):
+    """The second write stays where both are of one place."""
+    return here(before(b, u, jnp.maximum(i, 3), given), u, i + i % 2, given)
+
+
 @pytest.mark.parametrize(
     ("branches", "mode", "written"),
     [
@@ -496,13 +501,16 @@ def nowhere(b, u, i, given):
         ((here, before, here), "clip", 1),
         ((here, nowhere, before), "drop", 1),
         ((here, nowhere, before), "clip", 2),
-        ((here, lambda *a: here(before(*a), *a[1:]), nowhere), "drop", 3),
-        ((lambda b, u, i, g: b.at[i].set(u, mode="clip"), before, here), "drop", 3),
-        ((lambda b, u, i, g: b.at[i].add(u, **g), before, here), "drop", 3),
+        ((here, twice, nowhere), "drop", 2),
+        ((twice, nowhere, lambda b, u, i, g: twice(b, -u, i - 1, g)), "drop", 2),
+        ((twice, lambda b, u, i, g: twice(b, -u, i - 1, g), here), "clip", 3),
+        ((lambda b, u, i, g: b.at[i].set(u, mode="clip"), before, here), "drop", 2),
+        ((lambda b, u, i, g: b.at[i].add(u, **g), before, here), "drop", 2),
+        ((lambda b, u, i, g: here(b.at[i].add(u, **g), -u, i, g), before, twice), "drop", 3),
     ],
 )
 def test_branches_of_a_batch(branches, mode, written):
-    """(2) One write of what is chosen, where all are of a kind; else one after another."""
+    """(2) One write of what is chosen for each kind of writes; of each case in their order."""
     types = "i32[5]", "f32[5,16]", "f32[5]", "i32[5]"
     graph = alone(SINK, switched(*branches, mode=mode), *types, fires=True)
     assert sum(op.name.startswith("scatter") for op in graph.walk()) == written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,13 @@ Writes = Sequence[tuple[int, Access]]
 
 def write_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> Value:
     """The result of a select between versions of `base`, as writes of selected windows."""
-    value, together = base, _together(select, base, writes, rw)
-    for case, each in writes if together is None else ():
-        value = _selected(value, select, case, each, select, rw)
-    return together or value
+    value = base
+    for group in _groups(writes):
+        together = _together(value, select, group, rw)
+        for case, each in group.items() if together is None else ():
+            value = _selected(value, select, case, each, select, rw)
+        value = together or value
+    return value
 
 
 def write_each_selected(select: Op, base: Value, writes: Writes, rw: Rewriter) -> list[Value]:
@@ -46,16 +49,30 @@ def _selected(array: Value, select: Op, case: int, write: Access, at: Op, rw: Re
     return _dropped(*args) or _written(*args)
 
 
-def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter) -> Value | None:
-    """One write of what the case that is chosen writes, where it does, if all cases write windows
-    of one kind at places that the data say; a case that does not write does so out of range.
+def _groups(writes: Writes) -> list[dict[int, Access]]:
+    """Writes that are of one kind, at places that the data say, each of another case: of each case
+    in their order. An element is written by the case that is chosen, and by no other.
     """
-    which, *versions = select.operands
-    writes, first = dict(all_writes), all_writes[0][1]
-    if len(writes) == 1 or len(writes) < len(all_writes) or not _are_alike(writes.values()):
+    groups: list[dict[int, Access]] = []
+    later: dict[int, int] = {}
+    for case, each in writes:
+        places = range(later.get(case, 0), len(groups))
+        at = next((n for n in places if _are_alike(each, *groups[n].values())), len(groups))
+        if at == len(groups):
+            groups.append({})
+        groups[at][case], later[case] = each, at + 1
+    return groups
+
+
+def _together(array: Value, select: Op, writes: Mapping[int, Access], rw: Rewriter) -> Value | None:
+    """One write of what the case that is chosen writes, where it does: a case that does not write
+    does so out of range.
+    """
+    if len(writes) == 1:
         return None
+    (which, *versions), (first, *_) = select.operands, writes.values()
     rows, values = predicate_of_rows(first, which), spread_at(first, which)
-    cases, outside = range(len(versions)), max(base.shape)
+    cases, outside = range(len(versions)), max(array.shape)
     drops = mode_of(first.op) == lax.GatherScatterMode.FILL_OR_DROP
     is_dropped = drops and dtypes.holds(first.indices[0].dtype, outside)
     if rows is None or values is None or not (is_dropped or len(writes) == len(cases)):
@@ -70,20 +87,20 @@ def _together(select: Op, base: Value, all_writes: Writes, rw: Rewriter) -> Valu
         return first.again(array, value, lax.select_n(rows[1](of_rows), *places))
 
     written = *(w.value for w in each), *(w.indices[0] for w in each)
-    operands = base, rows[0], values[0], *written
+    operands = array, rows[0], values[0], *written
     return rw.typed(fun, first.op.result.aval, *operands, before=select)
 
 
-def _are_alike(writes: Collection[Access]) -> bool:
+def _are_alike(*writes: Access) -> bool:
     """Whether writes are by one kind of scatter, none to where it is known."""
-    first, *others = writes
+    first, *_ = writes
     return has_numbers(first.op) and not any(
         each.is_located
         or each.op.primitive is not first.op.primitive
         or each.op.params != first.op.params
         or each.value.aval != first.value.aval
         or each.indices[0].aval != first.indices[0].aval
-        for each in (first, *others)
+        for each in writes
     )
 
 
